@@ -1,0 +1,152 @@
+"""The run folder: its config, one line of metrics a round, and the newest checkpoints."""
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedppd_ray.checkpoint.files import sync_folder, write_atomically
+from fedppd_ray.checkpoint.format import Manifest, read_manifest, read_state, write_checkpoint
+from fedppd_ray.config import Config, binding, config_hash, difference, load_config
+from fedppd_ray.core.types import GlobalState
+from fedppd_ray.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+
+class RunStore:
+    """Reads and writes one run folder. One writer at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._checkpoints = folder / "checkpoints"
+        self._metrics = folder / "metrics.jsonl"
+
+    def exists(self) -> bool:
+        return (self.folder / "config.yaml").exists()
+
+    # ---- start
+
+    def create(self, config: Config) -> None:
+        """A new run. Refuses to write over an old one."""
+        if self.exists():
+            raise CheckpointError(
+                f"{self.folder} already holds a run; continue it with --resume or choose another --out"
+            )
+        try:
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be made ({error.strerror}); choose another --out") from None
+        self._write_config(config)
+
+    def resume(self, config: Config) -> GlobalState | None:
+        """The newest sound state, or None if no round was finished; metrics are cut back to match."""
+        if not self.exists():
+            raise CheckpointError(f"{self.folder} holds no run to resume; leave --resume out to start one")
+        self._require_same(config)
+        self._checkpoints.mkdir(exist_ok=True)
+        for leftover in self._checkpoints.glob(".new-*"):
+            shutil.rmtree(leftover)
+        found = self._newest_sound()
+        self._write_config(config)
+        if found is None:
+            self._rewrite_metrics([])
+            return None
+        state, manifest = found
+        if state.round > config.federation.rounds:
+            raise CheckpointError(
+                f"federation.rounds: {self.folder} is at round {state.round} already, past {config.federation.rounds}"
+            )
+        kept = [line for line in self.history() if line["round"] < state.round]
+        self._rewrite_metrics([*kept, manifest.record])
+        return state
+
+    def config(self) -> Config:
+        if not self.exists():
+            raise CheckpointError(f"{self.folder} is no run folder: it has no config.yaml")
+        return load_config(self.folder / "config.yaml")
+
+    def _write_config(self, config: Config) -> None:
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        write_atomically(self.folder / "config.yaml", text.encode())
+
+    def _require_same(self, config: Config) -> None:
+        before = self.config()
+        if config_hash(before) != config_hash(config):
+            lines = "; ".join(difference(binding(before), binding(config)))
+            raise CheckpointError(
+                f"{self.folder} was started with another config ({lines}); use its own, or a new --out"
+            )
+
+    # ---- rounds
+
+    def save(self, state: GlobalState, config: Config, record: Mapping[str, Any]) -> None:
+        """Persist a round: the new checkpoint is complete on disk before an old one goes."""
+        final = self._folder_of(state.round)
+        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=self._checkpoints))
+        try:
+            write_checkpoint(temporary, state, config_hash(config), binding(config), record)
+            if final.exists():  # a damaged one of an earlier attempt: resuming went behind it
+                shutil.rmtree(final)
+            temporary.rename(final)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise CheckpointError(
+                f"round {state.round} could not be saved to {self.folder} ({error.strerror}); the last saved round "
+                f"is intact: make room, then continue with --resume"
+            ) from error
+        sync_folder(self._checkpoints)
+        self._append_metrics(record)
+        for old in self._folders()[: -config.checkpoint.keep]:
+            shutil.rmtree(old)
+
+    def _append_metrics(self, record: Mapping[str, Any]) -> None:
+        # The manifest holds this record too, so a torn line costs nothing: resuming writes it anew.
+        with self._metrics.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(record) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a torn last line is left out."""
+        if not self._metrics.exists():
+            return []
+        lines = []
+        for line in self._metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                log.warning("%s: left out a torn line", self._metrics)
+        return lines
+
+    def _rewrite_metrics(self, records: list[Mapping[str, Any]]) -> None:
+        write_atomically(self._metrics, "".join(json.dumps(record) + "\n" for record in records).encode())
+
+    # ---- reading
+
+    def latest(self) -> GlobalState:
+        found = self._newest_sound()
+        if found is None:
+            raise CheckpointError(f"{self.folder} holds no finished round")
+        return found[0]
+
+    def _newest_sound(self) -> tuple[GlobalState, Manifest] | None:
+        for folder in reversed(self._folders()):
+            try:
+                manifest = read_manifest(folder)
+                return read_state(folder, manifest), manifest
+            except CheckpointError as error:
+                log.warning("%s; trying the one before", error)
+        return None
+
+    def _folder_of(self, round_id: int) -> Path:
+        return self._checkpoints / f"round-{round_id:06d}"
+
+    def _folders(self) -> list[Path]:
+        return sorted(self._checkpoints.glob("round-*"))

@@ -1,0 +1,227 @@
+"""The `fedppd` command: parse, call one function each.
+
+Heavy imports (torch, Ray, matplotlib) happen inside the commands, so that `--help` answers at once.
+"""
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from fedppd_ray import __version__
+from fedppd_ray.errors import FedPPDError
+
+app = typer.Typer(
+    name="fedppd",
+    help="Federated learning that knows what it does not know: FedPPD on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+data_app = typer.Typer(help="Fetch, parse and look at data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `fedppd train --out` made it.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+RootOption = Annotated[
+    str | None,
+    typer.Option("--root", help="Folder of the data files.", envvar="FEDPPD_DATA", show_default=False),
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"fedppd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")] = False,
+    _show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    _configure_logging(verbose)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run folder. Default: runs/<name of the config>.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. --set federation.rounds=4."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last saved round.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="A running Ray cluster. Default: $RAY_ADDRESS, or one of our own."),
+    ] = None,
+    serial: Annotated[
+        bool, typer.Option("--serial", help="Without Ray, one client after the other: the same bits, slower.")
+    ] = False,
+) -> None:
+    """Train a student from federated clients. Ctrl-C stops; --resume continues."""
+    from fedppd_ray.config import load_config
+    from fedppd_ray.data.datasets import prepare
+    from fedppd_ray.evaluation.report import write_report
+    from fedppd_ray.progress import open_display
+    from fedppd_ray.runtime.driver import train as run_training
+
+    resolved = load_config(config, settings or [])
+    folder = out or Path("runs") / resolved.name
+    prepare(resolved.data.name, resolved.data.root)
+    _stop_on_sigterm()
+    try:
+        with open_display() as display:
+            run_training(resolved, folder, display, resume=resume, address=address, serial=serial)
+        report = write_report(folder)
+    except KeyboardInterrupt:
+        again = f"fedppd train {config} --out {folder} --resume"
+        extra = "".join(f" --set {setting}" for setting in settings or [])
+        _fail(f"stopped; every finished round is saved. Continue with: {again}{extra}", 130)
+    print(f"run folder: {folder}   report: {report}")
+
+
+@app.command()
+def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Accuracy, calibration, OOD detection and abstention of a run's exported student."""
+    from fedppd_ray.evaluation.report import figure_rows
+    from fedppd_ray.evaluation.run import evaluate_run
+
+    figures = evaluate_run(run).figures
+    if as_json:
+        print(json.dumps(figures, indent=2))
+    else:
+        _table(f"{figures['name']}: the student on held-out data", ("", ""), figure_rows(figures))
+
+
+@app.command()
+def predict(
+    run: RunArgument,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="PNG or JPEG files.")],
+    as_json: JsonOption = False,
+) -> None:
+    """What is in these images, how sure the student is, and whether it would rather not say."""
+    from fedppd_ray.prediction import predict_files
+
+    answers = predict_files(run, images)
+    if as_json:
+        print(json.dumps(answers, indent=2))
+        return
+    rows = [
+        (
+            answer["image"],
+            "– (abstains)" if answer["abstain"] else answer["class_name"],
+            f"{answer['class_name']} {100 * max(answer['probabilities']):.1f} %",
+            f"{answer['entropy']:.3f} nats ({100 * answer['normalized_entropy']:.0f} % of the maximum)",
+        )
+        for answer in answers
+    ]
+    _table("", ("image", "answer", "best guess", "entropy"), rows)
+
+
+@app.command()
+def report(run: RunArgument) -> None:
+    """Write report.html and plots/*.png of a run."""
+    from fedppd_ray.evaluation.report import write_report
+
+    print(write_report(run))
+
+
+@data_app.command("prepare")
+def data_prepare(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist5k, mnist, fashion_mnist, cifar10, …")],
+    root: RootOption = None,
+) -> None:
+    """Download where allowed, parse once, and keep the arrays in the cache."""
+    from fedppd_ray.data.datasets import load, prepare
+
+    folder = prepare(name, root)
+    dataset = load(name, root)
+    print(f"{name}: {len(dataset.train)} training and {len(dataset.test)} test rows in {folder}")
+
+
+@data_app.command("sample")
+def data_sample(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, or glyphs.")],
+    image: Annotated[Path, typer.Argument(metavar="FILE", help="The PNG file to write.")],
+    index: Annotated[int, typer.Option("--index", min=0, help="Which held-out row.")] = 0,
+    root: RootOption = None,
+) -> None:
+    """Write one held-out image as PNG, for `fedppd predict`."""
+    from fedppd_ray.prediction import write_sample
+
+    print(f"{image}: {write_sample(name, index, image, root)}")
+
+
+def _table(title: str, head: tuple[str, ...], rows: list[Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE, show_header=any(head))
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+class _CurrentStdout(logging.StreamHandler[Any]):
+    """Writes to whatever sys.stdout is now: the live display replaces it while it runs."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stdout
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        raise AttributeError("the stream is sys.stdout")
+
+
+def _configure_logging(verbose: bool) -> None:
+    handler = _CurrentStdout()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    for name in ("fedppd", "fedppd_ray"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+        logger.propagate = False
+
+
+def _stop_on_sigterm() -> None:
+    """`ray job stop`, Kubernetes and service managers ask by SIGTERM: the same clean stop as Ctrl-C."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"fedppd: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def main(run: Callable[[], Any] = app) -> None:
+    """Expected failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped."""
+    try:
+        run()
+    except FedPPDError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("stopped", 130)

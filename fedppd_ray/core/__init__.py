@@ -1,0 +1,1 @@
+"""The algorithm: samplers, distillation, aggregation, a round. Torch and numpy only."""

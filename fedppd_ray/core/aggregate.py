@@ -1,0 +1,54 @@
+"""Weighted average of client models, and the screen that every update must pass before it may count."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedppd_ray.core.types import ClientUpdate, GlobalState
+from fedppd_ray.models.flat import Vector
+
+
+class StreamingAverage:
+    """Σ n_k v_k / Σ n_k, added one by one in O(model) memory.
+
+    Sums are float64; callers add in a fixed order, so that arrival order cannot change a bit.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._sum: NDArray[np.float64] = np.zeros(size)
+        self._weight = 0
+
+    def add(self, vector: Vector, weight: int) -> None:
+        # One temporary of the model's size; float32 × int stays exact in float64.
+        self._sum += np.multiply(vector, weight, dtype=np.float64)
+        self._weight += weight
+
+    def result(self) -> Vector:
+        if self._weight == 0:
+            raise ValueError("an average of nothing")
+        return (self._sum / self._weight).astype(np.float32)
+
+
+def refusal(client: str, update: ClientUpdate, state: GlobalState) -> str | None:
+    """Why this update of `client` may not reach the global model, or None if it may.
+
+    `state` is what the round started from: the update must answer its successor round with the same roles and
+    shapes, and hold finite numbers only.
+    """
+    receipt = update.receipt
+    if receipt.client != client:
+        return f"is signed by {receipt.client}"
+    if receipt.round != state.round + 1:
+        return f"answers round {receipt.round}, not {state.round + 1}"
+    if isinstance(receipt.rows, bool) or not isinstance(receipt.rows, int) or receipt.rows < 1:
+        return f"claims {receipt.rows!r} rows"
+    if set(update.models) != set(state.models):
+        return f"sent models {sorted(update.models)}, expected {sorted(state.models)}"
+    for role, expected in state.models.items():
+        vector = update.models[role]
+        if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.shape != expected.shape:
+            kind = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
+            return f"{role} is {kind}, expected float32 {expected.shape}"
+        if not np.isfinite(vector).all():
+            bad = int(np.count_nonzero(~np.isfinite(vector)))
+            return f"{role} has {bad} NaN or infinite values of {vector.size}"
+    return None

@@ -1,0 +1,131 @@
+"""Server_Update "Distill": Gaussian over client models, ensemble pseudo-labels, SWA.
+
+The scheme of FedBE (Chen & Chao, ICLR 2021), which FedPPD applies to teachers and students alike.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedppd_ray.config import DistillConfig
+from fedppd_ray.core.distill import soft_cross_entropy
+from fedppd_ray.data.batches import Shard
+from fedppd_ray.models.flat import FlatModel, Layout, Vector
+from fedppd_ray.models.networks import seed_dropout
+
+_PREDICT_BATCH = 500
+
+
+def gaussian_samples(
+    start: Vector, clients: list[Vector], layout: Layout, config: DistillConfig, generator: torch.Generator
+) -> list[Vector]:
+    """M models from a Gaussian fitted to the clients, tensor by tensor, on normalised deltas.
+
+    With Δ_i = w_i − w_start and δ_i = Δ_i/‖Δ_i‖ of one tensor: mean m, variance v = max(E[δ²] − m², v_min) and
+    sample = w_start + scale · mean‖Δ‖ · (m + spread · sqrt(v) ξ). Buffers take the clients' mean: a running
+    variance must not become negative.
+    """
+    stacked = np.stack(clients)
+    samples = [start.copy() for _ in range(config.samples)]
+    for slot in layout.slots:
+        part = slice(slot.start, slot.stop)
+        if slot.start >= layout.parameters:
+            for sample in samples:
+                sample[part] = stacked[:, part].mean(axis=0)
+            continue
+        deltas = stacked[:, part].astype(np.float64) - start[part]
+        lengths = np.linalg.norm(deltas, axis=1)
+        directions = deltas / np.maximum(lengths, np.finfo(np.float64).tiny)[:, None]
+        mean = directions.mean(axis=0)
+        deviation = np.sqrt(np.maximum((directions**2).mean(axis=0) - mean**2, config.min_variance))
+        for sample in samples:
+            noise = torch.randn(slot.stop - slot.start, generator=generator, dtype=torch.float64).numpy()
+            step = config.scale * lengths.mean() * (mean + config.spread * deviation * noise)
+            sample[part] = start[part] + step
+    return samples
+
+
+@torch.no_grad()
+def pseudo_labels(model: FlatModel, members: list[Vector], pool: Shard, sharpen: float) -> Tensor:
+    """Mean probability of the ensemble on every row of the pool, sharpened to p^(1/sharpen)."""
+    model.module.eval()
+    rows = torch.arange(len(pool), device=pool.device)
+    total: Tensor | None = None
+    for member in members:
+        model.load(member)
+        pieces = [torch.softmax(model.module(pool.inputs(part)), 1) for part in rows.split(_PREDICT_BATCH)]
+        probabilities = torch.cat(pieces)
+        total = probabilities if total is None else total.add_(probabilities)
+    if total is None:
+        raise ValueError("an ensemble without members")
+    mean = total / len(members)
+    if sharpen != 1.0:
+        mean = mean.pow(1 / sharpen)
+        mean = mean / mean.sum(1, keepdim=True)
+    return mean
+
+
+class RunningAverage:
+    """SWA: the plain mean of the weights it is shown (Izmailov et al., UAI 2018)."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.mean = torch.zeros(size, device=device, dtype=torch.float64)
+        self.count = 0
+
+    def add(self, vector: Tensor) -> None:
+        self.count += 1
+        self.mean.add_((vector - self.mean) / self.count)
+
+
+def distil_ensemble(
+    model: FlatModel,
+    start: Vector,
+    targets: Tensor,
+    pool: Shard,
+    rate: float,
+    config: DistillConfig,
+    generator: torch.Generator,
+) -> Vector:
+    """Train `start` on the pseudo-labels by SGD with momentum and return the SWA average of its path."""
+    model.load(start)
+    model.module.train()
+    seed_dropout(model.module, generator)
+    steps = config.epochs * -(-len(pool) // config.batch_size)
+    # A short run must average something too: never start later than half-way.
+    first = min(config.swa_start, steps // 2)
+    average = RunningAverage(model.layout.size, model.vector.device)
+    velocity = torch.zeros_like(model.weights)
+    step = 0
+    for _ in range(config.epochs):
+        for inputs, rows in pool.batches(config.batch_size, generator):
+            loss = soft_cross_entropy(model.module(inputs), targets[rows])
+            if config.divide_by_classes:
+                loss = loss / targets.shape[1]
+            gradient = model.backward(loss)
+            with torch.no_grad():
+                velocity.mul_(config.momentum).add_(gradient).add_(model.weights, alpha=config.weight_decay)
+                model.weights.add_(velocity, alpha=-rate)
+            step += 1
+            if step >= first and (step - first) % config.swa_every == 0:
+                average.add(model.vector)
+    with torch.no_grad():
+        model.vector.copy_(average.mean)
+    refresh_batch_norm(model, pool, config.batch_size, generator)
+    return model.export()
+
+
+@torch.no_grad()
+def refresh_batch_norm(model: FlatModel, pool: Shard, batch_size: int, generator: torch.Generator) -> None:
+    """Re-estimate running statistics for averaged weights: they belong to no network that was ever run."""
+    norms = [part for part in model.module.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # cumulative average
+    model.module.train()
+    for inputs, _ in pool.batches(batch_size, generator):
+        model.module(inputs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum

@@ -1,0 +1,1 @@
+"""Data sets as uint8 arrays, partitions, minibatches."""

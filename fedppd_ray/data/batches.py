@@ -1,0 +1,74 @@
+"""A client's rows as tensors, and the minibatches of an epoch.
+
+Rows stay uint8; a batch is gathered, augmented and normalised by tensor operations only.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedppd_ray.data.catalog import DatasetInfo
+
+_PAD = 4  # pixels around an image before a random crop
+
+
+def normalisation(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """(pixel / 255 − mean) / std as one factor and one shift: (scale, shift)."""
+    deviation = torch.tensor(std).view(1, -1, 1, 1)
+    return 1 / (255 * deviation), -torch.tensor(mean).view(1, -1, 1, 1) / deviation
+
+
+class Shard:
+    """Rows of a data set, resident on a device. Labels may be absent (the server's pool)."""
+
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int64] | None,
+        info: DatasetInfo,
+        device: torch.device | str = "cpu",
+        augment: bool = False,
+    ) -> None:
+        self.device = torch.device(device)
+        self.images = torch.from_numpy(np.array(images)).to(self.device)
+        self.labels = None if labels is None else torch.from_numpy(np.array(labels)).to(self.device)
+        self.augment = augment
+        self._rows, self._height, self._width = len(images), *images.shape[2:]
+        scale, shift = normalisation(info.mean, info.std)
+        self._scale, self._shift = scale.to(self.device), shift.to(self.device)
+        if augment:
+            self._padded = torch.nn.functional.pad(self.images, (_PAD, _PAD, _PAD, _PAD))
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def normalised(self, images: Tensor) -> Tensor:
+        return torch.addcmul(self._shift, images.float(), self._scale)
+
+    def inputs(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Normalised images of these rows; augmented where the shard augments and a generator is given."""
+        if self.augment and generator is not None:
+            return self.normalised(self._crop_and_flip(rows, generator))
+        return self.normalised(self.images[rows])
+
+    def batches(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch in random order: (normalised inputs, row numbers)."""
+        order = torch.randperm(self._rows, generator=generator, device=self.device)
+        for rows in order.split(size):
+            yield self.inputs(rows, generator), rows
+
+    def _crop_and_flip(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Zero-pad by 4, crop at random, mirror half of the images: one gather."""
+        count = len(rows)
+        draw = torch.randint(2 * _PAD + 1, (2, count, 1), generator=generator, device=self.device)
+        flip = torch.rand((count, 1), generator=generator, device=self.device) < 0.5
+        across = torch.arange(self._width, device=self.device).expand(count, -1)
+        across = torch.where(flip, self._width - 1 - across, across)
+        y = draw[0] + torch.arange(self._height, device=self.device)
+        x = draw[1] + across
+        # Advanced indices around a slice put the channels last: N × H × W × C.
+        picked = self._padded[rows[:, None, None], :, y[:, :, None], x[:, None, :]]
+        return picked.permute(0, 3, 1, 2).contiguous()

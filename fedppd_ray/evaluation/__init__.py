@@ -1,0 +1,1 @@
+"""[6] Predictions on held-out data, metrics, plots and the report."""

@@ -1,0 +1,159 @@
+"""The paper's networks, by name.
+
+ReLU follows each convolution and linear layer but the last. Pooling comes before ReLU: max-pooling and ReLU
+commute, and ReLU then touches a quarter of the values. Weights are Xavier-uniform, biases zero.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedppd_ray.torchvision_import import import_torchvision
+
+
+class Dropout(nn.Module):
+    """Dropout that draws from a given generator, so that no bit depends on global random state.
+
+    `channels=True` drops whole feature maps (dropout2d).
+    """
+
+    def __init__(self, p: float = 0.5, channels: bool = False) -> None:
+        super().__init__()
+        self.p = p
+        self.channels = channels
+        self.generator: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if self.generator is None:
+            raise RuntimeError("dropout in training mode needs a generator: call seed_dropout(module, generator)")
+        shape = (*x.shape[:2], *([1] * (x.dim() - 2))) if self.channels else x.shape
+        keep = torch.empty(shape, device=x.device, dtype=x.dtype)
+        keep.bernoulli_(1 - self.p, generator=self.generator)
+        return x * keep.div_(1 - self.p)
+
+
+def seed_dropout(module: nn.Module, generator: torch.Generator) -> None:
+    for part in module.modules():
+        if isinstance(part, Dropout):
+            part.generator = generator
+
+
+class LeNet(nn.Module):
+    """Two valid 5×5 convolutions, each pooled by two, then linear layers."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        channels: tuple[int, int],
+        hidden: tuple[int, ...],
+        classes: int,
+        dropout: bool,
+    ) -> None:
+        super().__init__()
+        first, second = channels
+        self.conv1 = nn.Conv2d(shape[0], first, 5)
+        self.conv2 = nn.Conv2d(first, second, 5)
+        self.conv_drop = Dropout(channels=True) if dropout else nn.Identity()
+        self.fc_drop = Dropout() if dropout else nn.Identity()
+        side = ((shape[1] - 4) // 2 - 4) // 2
+        widths = (second * side * side, *hidden)
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.out = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv_drop(self.conv2(x)), 2))
+        x = x.flatten(1)
+        for layer in self.hidden:
+            x = F.relu(layer(x))
+        out: Tensor = self.out(self.fc_drop(x))
+        return out
+
+
+class FemnistStudent(nn.Module):
+    """Three same-padded 5×5 convolutions and two wide linear layers (6,045,792 parameters)."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(shape[0], 50, 5, padding=2)
+        self.conv2 = nn.Conv2d(50, 100, 5, padding=2)
+        self.conv3 = nn.Conv2d(100, 200, 5, padding=2)
+        self.drop2 = Dropout(channels=True)
+        self.drop3 = Dropout(channels=True)
+        self.fc1 = nn.Linear(200 * 4 * 4, 1600)
+        self.fc2 = nn.Linear(1600, 180)
+        self.out = nn.Linear(180, classes)
+        self.fc_drop1 = Dropout()
+        self.fc_drop2 = Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.drop2(self.conv2(x)), 2))
+        x = F.pad(x, (0, 1, 0, 1))  # 7×7 to 8×8, so that the last pooling loses nothing
+        x = F.relu(F.max_pool2d(self.drop3(self.conv3(x)), 2))
+        x = self.fc_drop1(F.relu(self.fc1(x.flatten(1))))
+        x = self.fc_drop2(F.relu(self.fc2(x)))
+        out: Tensor = self.out(x)
+        return out
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """How to build a network; `input_shape` is what it takes, or None for any."""
+
+    input_shape: tuple[int, int, int] | None
+    build: Callable[[tuple[int, int, int], int], nn.Module]
+
+
+def _lenet(channels: tuple[int, int], hidden: tuple[int, ...], dropout: bool) -> Callable[..., nn.Module]:
+    return lambda shape, classes: LeNet(shape, channels, hidden, classes, dropout)
+
+
+def _resnet(depth: int) -> Callable[..., nn.Module]:
+    def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
+        if shape[0] != 3:
+            raise ValueError(f"resnet{depth} takes 3 channels, not {shape[0]}")
+        import_torchvision()
+        from torchvision import models
+
+        module: nn.Module = getattr(models, f"resnet{depth}")(weights=None, num_classes=classes)
+        return module
+
+    return build
+
+
+_GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+
+NETWORKS: dict[str, NetworkSpec] = {
+    "mnist_teacher": NetworkSpec(_GREY, _lenet((10, 20), (50,), dropout=True)),
+    "mnist_student": NetworkSpec(_GREY, _lenet((20, 40), (100,), dropout=True)),
+    "femnist_teacher": NetworkSpec(_GREY, _lenet((32, 64), (128,), dropout=True)),
+    "femnist_student": NetworkSpec(_GREY, FemnistStudent),
+    "cifar10_teacher": NetworkSpec(_COLOUR, _lenet((6, 16), (120, 84), dropout=False)),
+    "cifar10_student": NetworkSpec(_COLOUR, _lenet((16, 16), (256, 128), dropout=False)),
+    "resnet18": NetworkSpec(None, _resnet(18)),
+    "resnet34": NetworkSpec(None, _resnet(34)),
+}
+
+
+def build_network(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The named network with undefined weights: `initialise` or load them."""
+    # Constructors draw default weights from global random state; leave that state as it was.
+    with torch.random.fork_rng(devices=[]):
+        return NETWORKS[name].build(shape, classes)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, generator: torch.Generator) -> None:
+    """Xavier-uniform weights, zero biases; batch normalisation at identity (its own default)."""
+    for part in module.modules():
+        if isinstance(part, (nn.Conv2d, nn.Linear)):
+            nn.init.xavier_uniform_(part.weight, generator=generator)
+            if part.bias is not None:
+                part.bias.zero_()

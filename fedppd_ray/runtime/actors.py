@@ -1,0 +1,67 @@
+"""[3][5] The client and the server as Ray actors: plain workers plus the device that Ray assigned."""
+
+import logging
+from collections.abc import Sequence
+
+import ray
+import torch
+
+from fedppd_ray.config import Config
+from fedppd_ray.core.client import ClientWorker
+from fedppd_ray.core.server import ServerWorker
+from fedppd_ray.core.types import ClientUpdate, GlobalState, Models, Receipt
+from fedppd_ray.runtime.resources import Share, choose_device
+
+log = logging.getLogger(__name__)
+
+
+def _use_assigned_device(share: Share) -> str:
+    torch.set_num_threads(share.threads)
+    assigned = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    choice = choose_device(assigned, share.gpus, torch.cuda.is_available())
+    if choice.warning:
+        log.warning(choice.warning)
+    if choice.memory_fraction is not None:
+        torch.cuda.set_per_process_memory_fraction(choice.memory_fraction, 0)
+    return choice.device
+
+
+class RayClient(ClientWorker):
+    def __init__(self, config: Config, clients: Sequence[str], share: Share) -> None:
+        super().__init__(config, clients, _use_assigned_device(share))
+
+    def train(self, client: str, state: GlobalState) -> tuple[Receipt, Models]:
+        """`local_update` as two objects: the driver reads the receipt, the weights go to the server alone."""
+        update = self.local_update(client, state)
+        return update.receipt, update.models
+
+    @ray.method(concurrency_group="control")
+    def cancel(self, round_id: int) -> None:
+        super().cancel(round_id)
+
+    @ray.method(concurrency_group="control")
+    def ready(self) -> None:
+        """Answered as soon as the constructor is through."""
+
+
+class RayServer(ServerWorker):
+    def __init__(self, config: Config, share: Share) -> None:
+        super().__init__(config, _use_assigned_device(share))
+
+    def ready(self) -> None:
+        """Answered as soon as the constructor is through."""
+
+    def publish(self, round_id: int) -> tuple[int, GlobalState]:
+        """`begin` as two objects: a marker for the driver, the state for the clients."""
+        return round_id, self.begin(round_id)
+
+    def screen(self, client: str, receipt: Receipt, models: Models) -> str | None:
+        return self.refusal(client, ClientUpdate(receipt, models))
+
+    def accept(self, receipt: Receipt, models: Models) -> Receipt:
+        return self.fold(ClientUpdate(receipt, models))
+
+
+# Restarted without end, never retried by Ray itself: the round loop knows what a retry means.
+ClientActor = ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"control": 1})(RayClient)
+ServerActor = ray.remote(max_restarts=-1, max_task_retries=0)(RayServer)

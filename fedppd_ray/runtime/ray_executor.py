@@ -1,0 +1,185 @@
+"""The round's executor on Ray: one long-lived actor a client, one for the server, weights by reference."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from fedppd_ray.config import Config
+from fedppd_ray.core.executor import Arrival, Lost
+from fedppd_ray.core.types import ClientInfo, GlobalState, Receipt
+from fedppd_ray.errors import ResourceError, ServerLostError
+from fedppd_ray.runtime.actors import ClientActor, ServerActor
+from fedppd_ray.runtime.resources import Allocation, NodeResources, allocate, describe
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class RayExecutor:
+    """Needs `ray.init` to have been called."""
+
+    def __init__(self, config: Config, clients: Sequence[str]) -> None:
+        self._config = config
+        self._nodes = cluster_nodes()
+        allocation = allocate(clients, self._nodes, config.resources)
+        shared = ray.put(config)
+        server = allocation.server
+        # All actors are requested before any is waited for: they start side by side.
+        self._server = ServerActor.options(num_cpus=server.cpus, num_gpus=server.gpus).remote(shared, server)
+        self._clients = {
+            client: ClientActor.options(num_cpus=share.cpus, num_gpus=share.gpus).remote(shared, [client], share)
+            for client, share in allocation.clients.items()
+        }
+        self._wait_until_ready(allocation)
+        self._state_ref: Any = None
+        self._round = 0
+        self._deadline: float | None = None
+        self._pending: dict[Any, tuple[str, Any]] = {}  # receipt reference → (client, weights reference)
+        self._overdue: dict[str, Any] = {}  # client → receipt reference of an answer nobody waits for
+
+    # ---- start and end
+
+    def _wait_until_ready(self, allocation: Allocation) -> None:
+        waiting = {actor.ready.remote(): name for name, actor in self._clients.items()}
+        waiting[self._server.ready.remote()] = "server"
+        limit = self._config.resources.start_timeout_s
+        ready, late = ray.wait(list(waiting), num_returns=len(waiting), timeout=limit)
+        if late:
+            self.close()
+            names = sorted(waiting[ref] for ref in late)
+            free = {key: f"{value:g}" for key, value in ray.available_resources().items() if key in ("CPU", "GPU")}
+            asked = next(iter(allocation.clients.values()))
+            raise ResourceError(
+                f"{len(names)} of {len(waiting)} actors did not start within {limit:g} s ({', '.join(names[:4])}"
+                f"{', …' if len(names) > 4 else ''}); a client asks for {asked.cpus:g} CPU and {asked.gpus:g} GPU, "
+                f"{describe(self._nodes)}, free now: {free}; lower resources.*, free the cluster, or raise "
+                "resources.start_timeout_s"
+            )
+        for ref in ready:
+            try:
+                ray.get(ref)
+            except RayError as error:
+                self.close()
+                raise ResourceError(f"{waiting[ref]} could not start: {_reason(error)}") from None
+
+    def close(self) -> None:
+        for actor in [self._server, *self._clients.values()]:
+            ray.kill(actor)
+
+    # ---- the server
+
+    def install(self, state: GlobalState | None) -> None:
+        self._ask_server(lambda: self._server.install.remote(state))
+
+    def state(self) -> GlobalState:
+        return self._ask_server(lambda: self._server.state.remote())
+
+    def begin(self, round_id: int) -> None:
+        self._abandon_pending()
+        # The driver reads the marker only; the state itself goes to the clients by reference.
+        marker, self._state_ref = self._server.publish.options(num_returns=2).remote(round_id)
+        self._ask_server(lambda: marker)
+        self._round = round_id
+        limit = self._config.federation.deadline_s
+        self._deadline = None if limit is None else time.monotonic() + limit
+
+    def refusal(self, arrival: Arrival) -> str | None:
+        client, receipt, models = arrival.client, arrival.receipt, arrival.payload
+        return self._ask_server(lambda: self._server.screen.remote(client, receipt, models))
+
+    def fold(self, arrival: Arrival) -> Receipt:
+        return self._ask_server(lambda: self._server.accept.remote(arrival.receipt, arrival.payload))
+
+    def finish(self) -> None:
+        self._ask_server(lambda: self._server.finish.remote())
+
+    def _ask_server(self, call: Callable[[], Any]) -> Any:
+        try:
+            return ray.get(call())
+        except RayTaskError:
+            raise
+        except RayActorError as error:
+            raise ServerLostError(f"the server's process died ({_reason(error)})") from None
+
+    # ---- the clients
+
+    def describe(self) -> list[ClientInfo]:
+        answers = ray.get([actor.describe.remote() for actor in self._clients.values()])
+        return [info for answer in answers for info in answer]
+
+    def start(self, client: str) -> None:
+        self._make_free(client)
+        receipt, models = self._clients[client].train.options(num_returns=2).remote(client, self._state_ref)
+        self._pending[receipt] = (client, models)
+
+    def next_event(self) -> Arrival | Lost:
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        ready, waiting = ray.wait(list(self._pending), timeout=left)
+        if not ready:
+            return self._give_up(waiting[0])
+        client, models = self._pending.pop(ready[0])
+        try:
+            receipt = ray.get(ready[0])
+        except RayError as error:
+            return Lost(client, _reason(error))
+        return Arrival(client, receipt, models)
+
+    def _give_up(self, receipt: Any) -> Lost:
+        client, _ = self._pending.pop(receipt)
+        self._clients[client].cancel.remote(self._round)
+        self._overdue[client] = receipt
+        return Lost(
+            client,
+            f"no answer within federation.deadline_s={self._config.federation.deadline_s:g}",
+            late=True,
+        )
+
+    def _make_free(self, client: str) -> None:
+        """A client that still works on an answer nobody waits for is stopped the hard way."""
+        overdue = self._overdue.pop(client, None)
+        if overdue is not None and not ray.wait([overdue], timeout=0)[0]:
+            log.warning("%s did not stop after its deadline; its process is started anew", client)
+            ray.kill(self._clients[client], no_restart=False)
+
+    def _abandon_pending(self) -> None:
+        """Answers of a round that is begun again (the server died) must not hold up their clients."""
+        for receipt, (client, _) in self._pending.items():
+            self._overdue[client] = receipt
+        self._pending.clear()
+
+    # ---- evaluation
+
+    def predict(self, split: str) -> NDArray[np.float64]:
+        """Parts of the held-out data on as many actors as there are cores; the server where one fails."""
+        actors = list(self._clients.values())[: max(1, int(sum(node.cpus for node in self._nodes)))]
+        state = self._server.state.remote()
+        parts = [actor.predict.remote(state, split, part, len(actors)) for part, actor in enumerate(actors)]
+        try:
+            return np.concatenate(ray.get(parts))
+        except RayError as error:
+            log.warning("evaluating on the server alone: %s", _reason(error))
+            answer: NDArray[np.float64] = self._ask_server(lambda: self._server.predict.remote(split))
+            return answer
+
+
+def cluster_nodes() -> list[NodeResources]:
+    return [
+        NodeResources(node["NodeManagerHostname"], node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def _reason(error: BaseException) -> str:
+    """One line for the log: the user's exception where there is one, else what became of the actor."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).strip().splitlines()[-1]
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

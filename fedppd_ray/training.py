@@ -1,0 +1,122 @@
+"""A training run, whichever executor does the work: rounds, evaluation, checkpoints, export.
+
+The loop in `run_rounds` is all there is: every round is accepted, recorded and saved before the next begins.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedppd_ray.checkpoint.export import export_student
+from fedppd_ray.checkpoint.store import RunStore
+from fedppd_ray.config import Config, client_ids
+from fedppd_ray.core.executor import Executor
+from fedppd_ray.core.failure_policy import Action, FailurePolicy
+from fedppd_ray.core.federated_round import federated_round, select_clients
+from fedppd_ray.core.types import ClientInfo, Failure, GlobalState, Receipt, RoundReport
+from fedppd_ray.errors import ServerLostError
+from fedppd_ray.evaluation.abstention import abstention_card
+from fedppd_ray.evaluation.metrics import Scores, score
+from fedppd_ray.evaluation.predictive import HeldOut
+from fedppd_ray.evaluation.report import save_clients
+from fedppd_ray.methods import build_method
+from fedppd_ray.methods.base import Method
+
+_SERVER_RESTARTS = 3
+
+
+class Observer(Protocol):
+    """Who watches a run: the terminal display, the log."""
+
+    def run_started(self, config: Config, first_round: int, clients: Sequence[ClientInfo]) -> None: ...
+    def round_started(self, round_id: int, selected: Sequence[str]) -> None: ...
+    def client_done(self, receipt: Receipt) -> None: ...
+    def client_failed(self, failure: Failure, action: Action) -> None: ...
+    def server_lost(self, round_id: int, reason: str) -> None: ...
+    def round_finished(self, record: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Training:
+    """One run from its first (or resumed) round to its last."""
+
+    config: Config
+    store: RunStore
+    executor: Executor
+    observer: Observer
+    clock: Callable[[], float] = time.monotonic
+    _method: Method = field(init=False)
+    _held_out: HeldOut = field(init=False)
+
+    def __post_init__(self) -> None:
+        # For labels of held-out rows and for the export; the networks cost a few megabytes.
+        self._method = build_method(self.config)
+        self._held_out = HeldOut(self.config)
+
+    def run_rounds(self, start: GlobalState | None) -> None:
+        """Every round after `start` (None: from the initialisation)."""
+        config, federation = self.config, self.config.federation
+        clients = client_ids(federation.clients)
+        self.executor.install(start)
+        first = start.round + 1 if start else 1
+        described = self.executor.describe()
+        save_clients(self.store.folder, described)
+        self.observer.run_started(config, first, described)
+        state = self.executor.state()
+        for round_id in range(first, federation.rounds + 1):
+            began = self.clock()
+            selected = select_clients(clients, federation.participation, config.seed, round_id)
+            self.observer.round_started(round_id, selected)
+            report = self._round(round_id, selected, state)
+            state = self.executor.state()
+            scores = self._evaluate(round_id)
+            record = _record(report, scores, self.clock() - began, state)
+            self.store.save(state, config, record)
+            if scores is not None:
+                self._export(state, scores)
+            self.observer.round_finished(record)
+
+    def _round(self, round_id: int, selected: Sequence[str], state: GlobalState) -> RoundReport:
+        """A round; if the server dies, the same round again from the state before it: the same bits."""
+        policy = FailurePolicy(self.config.federation.retries, self.config.federation.quorum)
+        for _ in range(_SERVER_RESTARTS):
+            try:
+                return federated_round(self.executor, round_id, selected, policy, self.observer)
+            except ServerLostError as error:
+                self.observer.server_lost(round_id, str(error))
+                self.executor.install(state)
+        return federated_round(self.executor, round_id, selected, policy, self.observer)
+
+    def _evaluate(self, round_id: int) -> Scores | None:
+        if round_id % self.config.evaluation.every and round_id != self.config.federation.rounds:
+            return None
+        return score(self.executor.predict("test"), self._held_out.labels("test"))
+
+    def _export(self, state: GlobalState, scores: Scores) -> None:
+        abstention = None
+        if self.config.data.calibration:
+            abstention = abstention_card(
+                self.executor.predict("calibration"),
+                self._held_out.labels("calibration"),
+                self.config.evaluation.coverage,
+            )
+        student = self._method.student(state.models)
+        export_student(self.store.folder, self.config, state.round, student, scores.as_dict(), abstention)
+
+
+def _record(report: RoundReport, scores: Scores | None, seconds: float, state: GlobalState) -> dict[str, Any]:
+    """The round's line of metrics.jsonl. Metrics are null in rounds without evaluation."""
+    metrics = scores.as_dict() if scores else dict.fromkeys(Scores.__dataclass_fields__)
+    sent = sum(vector.nbytes for vector in state.models.values())
+    return {
+        "round": report.round,
+        **metrics,
+        "seconds": round(seconds, 3),
+        "clients": len(report.accepted),
+        "failed": len(report.failures),
+        "failures": [{"client": failure.client, "reason": failure.reason} for failure in report.failures],
+        "rows": sum(receipt.rows for receipt in report.accepted),
+        # Down to every client that took part, up from every client that delivered.
+        "megabytes": round(sent * (2 * len(report.accepted) + len(report.failures)) / 1e6, 3),
+    }

@@ -1,0 +1,1 @@
+"""[8] The REST service around one exported student."""
