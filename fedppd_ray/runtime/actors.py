@@ -26,6 +26,10 @@ def _use_assigned_device(share: Share) -> str:
     return choice.device
 
 
+def _node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
 class RayClient(ClientWorker):
     def __init__(self, config: Config, clients: Sequence[str], share: Share) -> None:
         super().__init__(config, clients, _use_assigned_device(share))
@@ -40,16 +44,17 @@ class RayClient(ClientWorker):
         super().cancel(round_id)
 
     @ray.method(concurrency_group="control")
-    def ready(self) -> None:
-        """Answered as soon as the constructor is through."""
+    def ready(self) -> str:
+        """Answered as soon as the constructor is through: the node's id."""
+        return _node()
 
 
 class RayServer(ServerWorker):
     def __init__(self, config: Config, share: Share) -> None:
         super().__init__(config, _use_assigned_device(share))
 
-    def ready(self) -> None:
-        """Answered as soon as the constructor is through."""
+    def ready(self) -> str:
+        return _node()
 
     def publish(self, round_id: int) -> tuple[int, GlobalState]:
         """`begin` as two objects: a marker for the driver, the state for the clients."""

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,18 +29,20 @@ class RayExecutor:
         self._config = config
         self._nodes = cluster_nodes()
         allocation = allocate(clients, self._nodes, config.resources)
-        shared = ray.put(config)
         server = allocation.server
         # All actors are requested before any is waited for: they start side by side.
-        self._server = ServerActor.options(num_cpus=server.cpus, num_gpus=server.gpus).remote(shared, server)
+        self._server = ServerActor.options(num_cpus=server.cpus, num_gpus=server.gpus).remote(config, server)
         self._clients = {
-            client: ClientActor.options(num_cpus=share.cpus, num_gpus=share.gpus).remote(shared, [client], share)
+            client: ClientActor.options(num_cpus=share.cpus, num_gpus=share.gpus).remote(config, [client], share)
             for client, share in allocation.clients.items()
         }
+        self._node_of: dict[str, str] = {}
         self._wait_until_ready(allocation)
+        self._slots = Slots(self._nodes, self._node_of, allocation)
         self._state_ref: Any = None
         self._round = 0
         self._deadline: float | None = None
+        self._queue: deque[str] = deque()  # told to start, waiting for a core
         self._pending: dict[Any, tuple[str, Any]] = {}  # receipt reference → (client, weights reference)
         self._overdue: dict[str, Any] = {}  # client → receipt reference of an answer nobody waits for
 
@@ -63,7 +66,7 @@ class RayExecutor:
             )
         for ref in ready:
             try:
-                ray.get(ref)
+                self._node_of[waiting[ref]] = ray.get(ref)
             except RayError as error:
                 self.close()
                 raise ResourceError(f"{waiting[ref]} could not start: {_reason(error)}") from None
@@ -114,9 +117,21 @@ class RayExecutor:
         return [info for answer in answers for info in answer]
 
     def start(self, client: str) -> None:
-        self._make_free(client)
-        receipt, models = self._clients[client].train.options(num_returns=2).remote(client, self._state_ref)
-        self._pending[receipt] = (client, models)
+        self._queue.append(client)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Send off the queued clients whose node has a core to spare, in their order."""
+        held_back: deque[str] = deque()
+        while self._queue:
+            client = self._queue.popleft()
+            if self._slots.take(client):
+                self._make_free(client)
+                receipt, models = self._clients[client].train.options(num_returns=2).remote(client, self._state_ref)
+                self._pending[receipt] = (client, models)
+            else:
+                held_back.append(client)
+        self._queue = held_back
 
     def next_event(self) -> Arrival | Lost:
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -124,6 +139,8 @@ class RayExecutor:
         if not ready:
             return self._give_up(waiting[0])
         client, models = self._pending.pop(ready[0])
+        self._slots.give_back(client)
+        self._dispatch()
         try:
             receipt = ray.get(ready[0])
         except RayError as error:
@@ -132,6 +149,8 @@ class RayExecutor:
 
     def _give_up(self, receipt: Any) -> Lost:
         client, _ = self._pending.pop(receipt)
+        self._slots.give_back(client)
+        self._dispatch()
         self._clients[client].cancel.remote(self._round)
         self._overdue[client] = receipt
         return Lost(
@@ -151,7 +170,9 @@ class RayExecutor:
         """Answers of a round that is begun again (the server died) must not hold up their clients."""
         for receipt, (client, _) in self._pending.items():
             self._overdue[client] = receipt
+            self._slots.give_back(client)
         self._pending.clear()
+        self._queue.clear()
 
     # ---- evaluation
 
@@ -168,9 +189,40 @@ class RayExecutor:
             return answer
 
 
+class Slots:
+    """How many clients work at once on a node: as many as it has cores, unless they work on GPUs.
+
+    Ten busy processes on two cores take turns in each other's caches; one after the other, two at a time, they
+    finish sooner.
+    """
+
+    def __init__(self, nodes: Sequence[NodeResources], node_of: Mapping[str, str], allocation: Allocation) -> None:
+        self._free = {node.id: max(1, int(node.cpus)) for node in nodes}
+        self._node_of = node_of
+        self._unlimited = {client for client, share in allocation.clients.items() if share.gpus > 0}
+
+    def take(self, client: str) -> bool:
+        if client in self._unlimited:
+            return True
+        node = self._node_of[client]
+        if self._free[node] == 0:
+            return False
+        self._free[node] -= 1
+        return True
+
+    def give_back(self, client: str) -> None:
+        if client not in self._unlimited:
+            self._free[self._node_of[client]] += 1
+
+
 def cluster_nodes() -> list[NodeResources]:
     return [
-        NodeResources(node["NodeManagerHostname"], node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
+        NodeResources(
+            node["NodeID"],
+            node["NodeManagerHostname"],
+            node["Resources"].get("CPU", 0.0),
+            node["Resources"].get("GPU", 0.0),
+        )
         for node in ray.nodes()
         if node["Alive"]
     ]

@@ -15,6 +15,7 @@ _GRAIN = 10_000  # Ray counts resources in ten-thousandths
 
 @dataclass(frozen=True)
 class NodeResources:
+    id: str
     name: str
     cpus: float
     gpus: float
