@@ -24,4 +24,6 @@ def noisy(inputs: Tensor, std: float, generator: torch.Generator) -> Tensor:
     """B': training inputs plus Gaussian noise."""
     if std == 0:
         return inputs
-    return inputs + std * torch.empty_like(inputs).normal_(generator=generator)
+    noise = torch.empty_like(inputs).normal_(generator=generator)
+    # In place on a clone: for one channel, `inputs + noise` would lose the channels-last strides.
+    return inputs.clone().add_(noise, alpha=std)

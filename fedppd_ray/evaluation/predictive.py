@@ -71,8 +71,7 @@ class HeldOut:
         pieces = []
         for start in range(first, last, BATCH):
             shard = Shard(images[start : min(start + BATCH, last)], None, self._data.info, self._device)
-            inputs = shard.normalised(shard.images)
-            pieces.append(predict(inputs).cpu().numpy())
+            pieces.append(predict(shard.inputs(torch.arange(len(shard), device=self._device))).cpu().numpy())
         classes = len(self._data.info.classes)
         return np.concatenate(pieces) if pieces else np.empty((0, classes))
 

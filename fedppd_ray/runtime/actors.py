@@ -1,7 +1,9 @@
 """[3][5] The client and the server as Ray actors: plain workers plus the device that Ray assigned."""
 
 import logging
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import ray
 import torch
@@ -36,8 +38,11 @@ class RayClient(ClientWorker):
 
     def train(self, client: str, state: GlobalState) -> tuple[Receipt, Models]:
         """`local_update` as two objects: the driver reads the receipt, the weights go to the server alone."""
+        began = time.perf_counter()
         update = self.local_update(client, state)
-        return update.receipt, update.models
+        seconds = time.perf_counter() - began
+        receipt = replace(update.receipt, metrics={**update.receipt.metrics, "seconds": seconds})
+        return receipt, update.models
 
     @ray.method(concurrency_group="control")
     def cancel(self, round_id: int) -> None:

@@ -4,12 +4,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from fedppd_ray.config import Config
 from fedppd_ray.core.executor import Arrival, Lost
@@ -19,7 +19,7 @@ from fedppd_ray.runtime.actors import ClientActor, ServerActor
 from fedppd_ray.runtime.resources import Allocation, NodeResources, allocate, describe
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
+_POLL_S = 0.2
 
 
 class RayExecutor:
@@ -36,19 +36,21 @@ class RayExecutor:
             client: ClientActor.options(num_cpus=share.cpus, num_gpus=share.gpus).remote(config, [client], share)
             for client, share in allocation.clients.items()
         }
-        self._node_of: dict[str, str] = {}
-        self._wait_until_ready(allocation)
-        self._slots = Slots(self._nodes, self._node_of, allocation)
+        node_of = self._wait_until_ready(allocation)
+        self._slots = Slots(self._nodes, node_of, allocation)
         self._state_ref: Any = None
         self._round = 0
         self._deadline: float | None = None
         self._queue: deque[str] = deque()  # told to start, waiting for a core
         self._pending: dict[Any, tuple[str, Any]] = {}  # receipt reference → (client, weights reference)
         self._overdue: dict[str, Any] = {}  # client → receipt reference of an answer nobody waits for
+        self._broken: set[str] = set()  # clients whose process died and may not be back yet
+        self._returning: dict[Any, tuple[str, float]] = {}  # sign-of-life reference → (client, time limit)
 
     # ---- start and end
 
-    def _wait_until_ready(self, allocation: Allocation) -> None:
+    def _wait_until_ready(self, allocation: Allocation) -> dict[str, str]:
+        """Where each client's actor came to live."""
         waiting = {actor.ready.remote(): name for name, actor in self._clients.items()}
         waiting[self._server.ready.remote()] = "server"
         limit = self._config.resources.start_timeout_s
@@ -64,12 +66,14 @@ class RayExecutor:
                 f"{describe(self._nodes)}, free now: {free}; lower resources.*, free the cluster, or raise "
                 "resources.start_timeout_s"
             )
+        nodes: dict[str, str] = {}
         for ref in ready:
             try:
-                self._node_of[waiting[ref]] = ray.get(ref)
+                nodes[waiting[ref]] = ray.get(ref)
             except RayError as error:
                 self.close()
                 raise ResourceError(f"{waiting[ref]} could not start: {_reason(error)}") from None
+        return nodes
 
     def close(self) -> None:
         for actor in [self._server, *self._clients.values()]:
@@ -78,7 +82,16 @@ class RayExecutor:
     # ---- the server
 
     def install(self, state: GlobalState | None) -> None:
-        self._ask_server(lambda: self._server.install.remote(state))
+        """Waits for a server that is being started anew."""
+        limit = time.monotonic() + self._config.resources.start_timeout_s
+        while True:
+            try:
+                self._ask_server(lambda: self._server.install.remote(state))
+                return
+            except ServerLostError:
+                if time.monotonic() > limit:
+                    raise
+                time.sleep(_POLL_S)
 
     def state(self) -> GlobalState:
         return self._ask_server(lambda: self._server.state.remote())
@@ -113,12 +126,23 @@ class RayExecutor:
     # ---- the clients
 
     def describe(self) -> list[ClientInfo]:
-        answers = ray.get([actor.describe.remote() for actor in self._clients.values()])
+        asked = {client: actor.describe.remote() for client, actor in self._clients.items()}
+        try:
+            answers = ray.get(list(asked.values()), timeout=self._config.resources.start_timeout_s)
+        except GetTimeoutError:
+            silent = [client for client, ref in asked.items() if not ray.wait([ref], timeout=0)[0]]
+            raise ResourceError(f"{', '.join(silent)} started but does not answer; look at its node") from None
         return [info for answer in answers for info in answer]
 
     def start(self, client: str) -> None:
-        self._queue.append(client)
-        self._dispatch()
+        self._make_free(client)
+        if client in self._broken:
+            # A task sent to a process that is still being replaced is lost at once: wait for a sign of life.
+            limit = time.monotonic() + self._config.resources.start_timeout_s
+            self._returning[self._clients[client].ready.remote()] = (client, limit)
+        else:
+            self._queue.append(client)
+            self._dispatch()
 
     def _dispatch(self) -> None:
         """Send off the queued clients whose node has a core to spare, in their order."""
@@ -126,7 +150,6 @@ class RayExecutor:
         while self._queue:
             client = self._queue.popleft()
             if self._slots.take(client):
-                self._make_free(client)
                 receipt, models = self._clients[client].train.options(num_returns=2).remote(client, self._state_ref)
                 self._pending[receipt] = (client, models)
             else:
@@ -134,25 +157,59 @@ class RayExecutor:
         self._queue = held_back
 
     def next_event(self) -> Arrival | Lost:
-        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        ready, waiting = ray.wait(list(self._pending), timeout=left)
-        if not ready:
-            return self._give_up(waiting[0])
-        client, models = self._pending.pop(ready[0])
+        event: Arrival | Lost | None = None
+        while event is None:
+            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            ready, _ = ray.wait([*self._pending, *self._returning], timeout=left)
+            if not ready:
+                event = self._give_up()
+            elif ready[0] in self._pending:
+                event = self._answer(ready[0])
+            else:
+                event = self._back_again(ready[0])
+        return event
+
+    def _answer(self, ref: Any) -> Arrival | Lost:
+        client, models = self._pending.pop(ref)
         self._slots.give_back(client)
         self._dispatch()
         try:
-            receipt = ray.get(ready[0])
+            return Arrival(client, ray.get(ref), models)
+        except RayActorError as error:
+            self._broken.add(client)
+            return Lost(client, _reason(error))
         except RayError as error:
             return Lost(client, _reason(error))
-        return Arrival(client, receipt, models)
 
-    def _give_up(self, receipt: Any) -> Lost:
-        client, _ = self._pending.pop(receipt)
-        self._slots.give_back(client)
+    def _back_again(self, ref: Any) -> Lost | None:
+        """A client's process is back, or still on its way, or has taken too long."""
+        client, limit = self._returning.pop(ref)
+        try:
+            node = ray.get(ref)
+        except RayActorError as error:
+            if time.monotonic() > limit:
+                return Lost(client, f"did not come back: {_reason(error)}", late=True)
+            time.sleep(_POLL_S)
+            self._returning[self._clients[client].ready.remote()] = (client, limit)
+            return None
+        self._slots.move(client, node)
+        self._broken.discard(client)
+        self._queue.append(client)
         self._dispatch()
-        self._clients[client].cancel.remote(self._round)
-        self._overdue[client] = receipt
+        return None
+
+    def _give_up(self) -> Lost:
+        """The deadline has passed: one of those who are still out, whatever they are at."""
+        if self._pending:
+            receipt, (client, _) = next(iter(self._pending.items()))
+            del self._pending[receipt]
+            self._slots.give_back(client)
+            self._clients[client].cancel.remote(self._round)
+            self._overdue[client] = receipt
+        elif self._returning:
+            client, _ = self._returning.pop(next(iter(self._returning)))
+        else:
+            client = self._queue.popleft()
         return Lost(
             client,
             f"no answer within federation.deadline_s={self._config.federation.deadline_s:g}",
@@ -165,6 +222,7 @@ class RayExecutor:
         if overdue is not None and not ray.wait([overdue], timeout=0)[0]:
             log.warning("%s did not stop after its deadline; its process is started anew", client)
             ray.kill(self._clients[client], no_restart=False)
+            self._broken.add(client)
 
     def _abandon_pending(self) -> None:
         """Answers of a round that is begun again (the server died) must not hold up their clients."""
@@ -172,6 +230,7 @@ class RayExecutor:
             self._overdue[client] = receipt
             self._slots.give_back(client)
         self._pending.clear()
+        self._returning.clear()
         self._queue.clear()
 
     # ---- evaluation
@@ -198,7 +257,7 @@ class Slots:
 
     def __init__(self, nodes: Sequence[NodeResources], node_of: Mapping[str, str], allocation: Allocation) -> None:
         self._free = {node.id: max(1, int(node.cpus)) for node in nodes}
-        self._node_of = node_of
+        self._node_of = dict(node_of)
         self._unlimited = {client for client, share in allocation.clients.items() if share.gpus > 0}
 
     def take(self, client: str) -> bool:
@@ -209,6 +268,11 @@ class Slots:
             return False
         self._free[node] -= 1
         return True
+
+    def move(self, client: str, node: str) -> None:
+        """An actor that was started anew may live elsewhere, even on a node that joined later."""
+        self._free.setdefault(node, 1)
+        self._node_of[client] = node
 
     def give_back(self, client: str) -> None:
         if client not in self._unlimited:

@@ -1,0 +1,155 @@
+"""The executor on real Ray: same bits as without it, and what happens when processes die, hang or lie."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import ray
+
+from fedppd_ray.config import client_ids
+from fedppd_ray.core.executor import SerialExecutor
+from fedppd_ray.core.types import GlobalState
+from fedppd_ray.errors import QuorumError, ResourceError
+from tests.runtime.conftest import Recorder, run, tiny_config
+
+
+def assert_same_bits(one: GlobalState, other: GlobalState) -> None:
+    assert one.round == other.round
+    assert set(one.models) == set(other.models)
+    for role in one.models:
+        assert one.models[role].tobytes() == other.models[role].tobytes(), role
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> GlobalState:
+    """The tiny run without Ray."""
+    config = tiny_config()
+    folder = tmp_path_factory.mktemp("serial") / "run"
+    return run(config, folder, SerialExecutor(config, client_ids(3)), Recorder())
+
+
+def pid_of(actor: object) -> int:
+    return int(ray.get(actor.__ray_call__.remote(lambda _self: os.getpid())))  # type: ignore[attr-defined]
+
+
+def test_ray_equals_serial_bit_for_bit(ray_executor, tmp_path, reference):
+    assert_same_bits(run(tiny_config(), tmp_path / "run", ray_executor(tiny_config()), Recorder()), reference)
+
+
+def test_ray_equals_serial_for_server_distillation(ray_executor, tmp_path):
+    config = tiny_config(server={"aggregate": "distill", "distill": {"epochs": 2, "samples": 2}})
+    on_ray = run(config, tmp_path / "ray", ray_executor(config), Recorder())
+    serial = run(config, tmp_path / "serial", SerialExecutor(config, client_ids(3)), Recorder())
+    assert_same_bits(on_ray, serial)
+
+
+def test_predictions_on_ray_equal_serial_ones(ray_executor):
+    config = tiny_config()
+    on_ray, serial = ray_executor(config), SerialExecutor(config, client_ids(3))
+    on_ray.install(None)
+    serial.install(None)
+    for split in ("test", "calibration", "ood"):
+        assert np.array_equal(on_ray.predict(split), serial.predict(split)), split
+
+
+def test_a_client_killed_in_mid_round_is_retried_and_changes_no_bit(ray_executor, tmp_path, reference):
+    executor = ray_executor(tiny_config())
+    victim = pid_of(executor._clients["client-01"])
+
+    def kill_soon(round_id: int) -> None:
+        if round_id == 1:
+            os.kill(victim, signal.SIGSTOP)  # it is given its task and cannot finish it before it dies
+            threading.Timer(1.0, os.kill, (victim, signal.SIGKILL)).start()
+
+    observer = Recorder(on_round=kill_soon)
+    assert_same_bits(run(tiny_config(), tmp_path / "run", executor, observer), reference)
+    assert [(client, action) for client, _, action in observer.failures] == [("client-01", "retry")]
+    assert [record["clients"] for record in observer.records] == [3, 3]
+
+
+def test_a_server_killed_in_mid_round_is_restored_and_changes_no_bit(ray_executor, tmp_path, reference):
+    executor = ray_executor(tiny_config())
+    done: list[str] = []
+
+    def kill_server(receipt) -> None:
+        done.append(receipt.client)
+        if receipt.round == 2 and done.count(receipt.client) == 2:
+            os.kill(pid_of(executor._server), signal.SIGKILL)
+
+    observer = Recorder(on_client=kill_server)
+    assert_same_bits(run(tiny_config(), tmp_path / "run", executor, observer), reference)
+    assert observer.servers_lost
+    assert set(observer.servers_lost) == {2}
+
+
+def test_a_client_that_hangs_past_the_deadline_is_dropped_and_comes_back(ray_executor, tmp_path):
+    config = tiny_config(federation__deadline_s=15, federation__rounds=2)
+    executor = ray_executor(config)
+    stuck = pid_of(executor._clients["client-02"])
+
+    def hang(round_id: int) -> None:
+        if round_id == 1:
+            os.kill(stuck, signal.SIGSTOP)
+
+    observer = Recorder(on_round=hang)
+    began = time.monotonic()
+    run(config, tmp_path / "run", executor, observer)
+    assert [(client, action) for client, _, action in observer.failures] == [("client-02", "drop")]
+    assert "deadline" in observer.failures[0][1]
+    assert [(record["clients"], record["failed"]) for record in observer.records] == [(2, 1), (3, 0)]
+    assert time.monotonic() - began < 80
+    assert pid_of(executor._clients["client-02"]) != stuck
+
+
+def test_updates_that_are_not_finite_stop_the_run_below_quorum_with_the_last_round_intact(ray_executor, tmp_path):
+    config = tiny_config(teacher={"rate": 1e30}, federation__retries=0)
+    executor = ray_executor(config)
+    observer = Recorder()
+    with pytest.raises(QuorumError, match="NaN or infinite"):
+        run(config, tmp_path / "run", executor, observer)
+    state = executor.state()
+    assert state.round == 0
+    assert all(np.isfinite(vector).all() for vector in state.models.values())
+    assert {client for client, _, _ in observer.failures} == set(client_ids(3))
+
+
+def test_weights_in_the_object_store_are_not_changed_by_a_client_that_trains_on_them(ray_executor):
+    executor = ray_executor(tiny_config())
+    executor.install(None)
+    executor.begin(1)
+    before = {role: vector.copy() for role, vector in ray.get(executor._state_ref).models.items()}
+    executor.start("client-00")
+    executor.next_event()
+    after = ray.get(executor._state_ref).models
+    assert all(np.array_equal(before[role], after[role]) for role in before)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_gpu_that_nobody_has_is_refused_at_once():
+    from fedppd_ray.runtime.ray_executor import RayExecutor
+
+    config = tiny_config(resources={"client_gpus": 1})
+    with pytest.raises(ResourceError, match=r"client-00 asks for 1 GPU.*0 GPU"):
+        RayExecutor(config, client_ids(3))
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_busy_cluster_fails_within_the_time_limit_and_says_what_is_free():
+    from fedppd_ray.runtime.ray_executor import RayExecutor
+
+    @ray.remote(num_cpus=2)
+    class Hog:
+        def ready(self) -> None:
+            return None
+
+    hog = Hog.remote()
+    ray.get(hog.ready.remote())
+    began = time.monotonic()
+    config = tiny_config(resources={"start_timeout_s": 3})
+    with pytest.raises(ResourceError, match=r"did not start within 3 s.*asks for 0\.5 CPU"):
+        RayExecutor(config, client_ids(3))
+    assert time.monotonic() - began < 20
+    ray.kill(hog)
