@@ -3,10 +3,13 @@
 Heavy imports (torch, Ray, matplotlib) happen inside the commands, so that `--help` answers at once.
 """
 
+import datetime
+import enum
 import json
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -28,12 +31,20 @@ app = typer.Typer(
 data_app = typer.Typer(help="Fetch, parse and look at data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `fedppd train --out` made it.")]
+# Text, not a Path, which would turn s3://bucket into s3:/bucket.
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run folder or s3:// URL, as `fedppd train --out` made it.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RootOption = Annotated[
     str | None,
     typer.Option("--root", help="Folder of the data files.", envvar="FEDPPD_DATA", show_default=False),
 ]
+
+
+class LogFormat(enum.StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 def _version(value: bool) -> None:
@@ -45,24 +56,31 @@ def _version(value: bool) -> None:
 @app.callback()
 def _main(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Log lines as text, or as one JSON object each.")
+    ] = LogFormat.TEXT,
     _show: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    _configure_logging(verbose)
+    _configure_logging(verbose, log_format)
 
 
 @app.command()
 def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="The run folder. Default: runs/<name of the config>.")
+        str | None,
+        typer.Option("--out", help="The run folder, or s3://bucket/prefix. Default: runs/<name of the config>."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. --set federation.rounds=4."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last saved round.")] = False,
+    resume_if_exists: Annotated[
+        bool, typer.Option("--resume-if-exists", help="Continue the run if there is one, else start it (for retries).")
+    ] = False,
     address: Annotated[
         str | None,
         typer.Option("--address", help="A running Ray cluster. Default: $RAY_ADDRESS, or one of our own."),
@@ -74,18 +92,26 @@ def train(
     """Train a student from federated clients. Ctrl-C stops; --resume continues."""
     from fedppd_ray.config import load_config
     from fedppd_ray.data.datasets import prepare
-    from fedppd_ray.evaluation.report import write_report
+    from fedppd_ray.evaluation.report import report_run
     from fedppd_ray.progress import open_display
     from fedppd_ray.runtime.driver import train as run_training
 
     resolved = load_config(config, settings or [])
-    folder = out or Path("runs") / resolved.name
+    folder = out or f"runs/{resolved.name}"
     prepare(resolved.data.name, resolved.data.root)
     _stop_on_sigterm()
     try:
         with open_display() as display:
-            run_training(resolved, folder, display, resume=resume, address=address, serial=serial)
-        report = write_report(folder)
+            run_training(
+                resolved,
+                folder,
+                display,
+                resume=resume,
+                resume_if_exists=resume_if_exists,
+                address=address,
+                serial=serial,
+            )
+        report = report_run(folder)
     except KeyboardInterrupt:
         again = f"fedppd train {config} --out {folder} --resume"
         extra = "".join(f" --set {setting}" for setting in settings or [])
@@ -132,11 +158,31 @@ def predict(
 
 
 @app.command()
+def serve(
+    run: RunArgument,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, help="Processes that share the requests.")] = 1,
+    watch: Annotated[bool, typer.Option("--watch", help="Swap in a newly exported student while serving.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine although no token is set.")
+    ] = False,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="Holds the bearer token. Default: $FEDPPD_TOKEN, or none.")
+    ] = None,
+) -> None:
+    """Answer predictions over HTTP, with a page for people, until Ctrl-C."""
+    from serve.launch import Plan, serve_until
+
+    serve_until(Plan(run, host, port, replicas, watch, insecure, token_file), _stop_event())
+
+
+@app.command()
 def report(run: RunArgument) -> None:
     """Write report.html and plots/*.png of a run."""
-    from fedppd_ray.evaluation.report import write_report
+    from fedppd_ray.evaluation.report import report_run
 
-    print(write_report(run))
+    print(report_run(run))
 
 
 @data_app.command("prepare")
@@ -193,9 +239,26 @@ class _CurrentStdout(logging.StreamHandler[Any]):
         raise AttributeError("the stream is sys.stdout")
 
 
-def _configure_logging(verbose: bool) -> None:
+class _JsonFormatter(logging.Formatter):
+    """One object a line, for log collectors; `extra={"fields": {…}}` of a record becomes keys of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _configure_logging(verbose: bool, log_format: LogFormat) -> None:
     handler = _CurrentStdout()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    handler.setFormatter(_JsonFormatter() if log_format is LogFormat.JSON else text)
     for name in ("fedppd", "fedppd_ray"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
@@ -210,6 +273,14 @@ def _stop_on_sigterm() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+
+
+def _stop_event() -> threading.Event:
+    """Set by Ctrl-C and SIGTERM: a service stops between two looks, never in the middle of what it is doing."""
+    event = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: event.set())
+    return event
 
 
 def _fail(message: str, code: int) -> NoReturn:

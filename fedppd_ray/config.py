@@ -5,15 +5,26 @@ on, not the whole.
 """
 
 import difflib
+import fnmatch
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
 from fedppd_ray.data.catalog import CATALOG, DatasetInfo
 from fedppd_ray.errors import ConfigError
@@ -23,16 +34,28 @@ from fedppd_ray.models.networks import NETWORKS
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_as_number(cls, value: object, info: ValidationInfo) -> object:
+        """Python and pydantic take true for 1; who writes `seed: yes` means something else."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError(f"{str(value).lower()} is not a valid value")
+        return value
 
-_ROW_SCALED = re.compile(r"^([0-9.]+(?:e[+-]?[0-9]+)?)([*/])N$", re.IGNORECASE)
+
+_ROW_SCALED = re.compile(r"^((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)([*/])N$", re.IGNORECASE)
 
 
 def _check_row_scaled(value: object) -> object:
     if isinstance(value, str):
         text = value.replace(" ", "")
-        if not _ROW_SCALED.match(text):
+        if _ROW_SCALED.match(text):
+            return text
+        # YAML 1.1 reads 1e-4 as text.
+        number = _number_or(text)
+        if not isinstance(number, float):
             raise ValueError(f"{value!r} is neither a number nor of the form '4/N' or '1e-4*N'")
-        return text
+        return number
     return value
 
 
@@ -138,11 +161,13 @@ class EvaluationConfig(Section):
 Share = Literal["auto"] | Annotated[float, Field(ge=0)]
 
 
-class ClientResources(Section):
-    """Overrides for one client."""
+class ClientOverrides(Section):
+    """What is special about one client, or about all whose id matches a pattern."""
 
     cpus: float | None = Field(default=None, ge=0)
     gpus: float | None = Field(default=None, ge=0)
+    label_selector: Mapping[str, str] = Field(default={}, description="labels of the Ray node that it must live on")
+    data: str | None = Field(default=None, description="folder with its own images.npy and labels.npy, on that node")
 
 
 class ResourcesConfig(Section):
@@ -150,7 +175,9 @@ class ResourcesConfig(Section):
     client_gpus: Share = "auto"
     server_cpus: Share = "auto"
     server_gpus: Share = "auto"
-    clients: Mapping[str, ClientResources] = Field(default={}, description="overrides by client id")
+    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto", description="actors that share the clients; auto: one a client"
+    )
     start_timeout_s: float = Field(default=120, gt=0)
 
 
@@ -159,7 +186,7 @@ class CheckpointConfig(Section):
 
 
 class Config(Section):
-    name: str = "run"
+    name: str = Field(default="run", min_length=1)
     seed: int = Field(default=0, ge=0)
     method: Literal["fedppd"] = "fedppd"
     data: DataConfig = DataConfig()
@@ -170,6 +197,7 @@ class Config(Section):
     server: ServerConfig = ServerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
+    clients: Mapping[str, ClientOverrides] = Field(default={}, description="by client id or pattern: client-0*")
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
@@ -192,14 +220,22 @@ class Config(Section):
         if self.server.aggregate == "distill" and self.data.server_pool == 0:
             raise ValueError("data.server_pool: distillation on the server needs unlabelled rows; set it above 0")
         ids = client_ids(self.federation.clients)
-        for client in self.resources.clients:
-            if client not in ids:
-                raise ValueError(f"resources.clients.{client}: no such client; ids are {ids[0]} to {ids[-1]}")
+        for pattern in self.clients:
+            if not fnmatch.filter(ids, pattern):
+                raise ValueError(f"clients.{pattern}: matches no client; ids are {ids[0]} to {ids[-1]}")
         return self
 
     @property
     def dataset(self) -> DatasetInfo:
         return CATALOG[self.data.name]
+
+    def overrides_for(self, client: str) -> ClientOverrides:
+        """Everything that `clients` says of this one; later patterns win."""
+        merged: dict[str, Any] = {}
+        for pattern, section in self.clients.items():
+            if fnmatch.fnmatchcase(client, pattern):
+                merged |= section.model_dump(exclude_unset=True)
+        return ClientOverrides.model_validate(merged)
 
     def network_for(self, role: str) -> str:
         chosen = self.teacher.network if role == "teacher" else self.student.network
@@ -226,6 +262,9 @@ def _check_network(key: str, name: str, info: DatasetInfo) -> None:
     takes = NETWORKS[name].input_shape
     if takes is not None and takes != info.shape:
         raise ValueError(f"{key}: {name} takes images {takes}, {info.name} has {info.shape}; use 'auto'")
+    channels = NETWORKS[name].channels
+    if channels is not None and channels != info.shape[0]:
+        raise ValueError(f"{key}: {name} takes {channels} channels, {info.name} has {info.shape[0]}; use 'auto'")
 
 
 def _suggest(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
@@ -254,7 +293,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_readable(error)) from None
+        raise ConfigError(_readable(error.errors(), values)) from None
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
@@ -285,37 +324,47 @@ def _number_or(value: object) -> object:
     return value
 
 
-def _readable(error: ValidationError) -> str:
-    errors = error.errors()
-    first = errors[0]
-    # Union members ("float", "literal['auto']", …) are no keys of the file.
-    path = [str(part) for part in first["loc"] if re.fullmatch(r"[a-z][a-z0-9_-]*", str(part))]
-    path = [part for part in path if part not in ("float", "str", "int", "constrained-float")]
-    key = ".".join(path)
-    kind = first["type"]
+def _readable(errors: Sequence[ErrorDetails], values: Mapping[Any, Any]) -> str:
+    """The first faulty key and what is wrong with it, in one line."""
+    path = _key_path(errors[0], values)
+    same = [error for error in errors if _key_path(error, values) == path]
+    others = len({tuple(_key_path(error, values)) for error in errors}) - 1
+    kind, key = errors[0]["type"], ".".join(path)
     if kind == "extra_forbidden":
         text = f"{key}: unknown key{_suggest(path[-1], _keys_beside(path))}"
     elif kind == "value_error":
-        message = str(first["ctx"]["error"])
+        message = str(errors[0]["ctx"]["error"])
         text = message if not key else f"{key}: {message}"
     else:
-        message = first["msg"][0].lower() + first["msg"][1:]
-        text = f"{key}: {message} (got {first['input']!r})"
-    return text if len(errors) == 1 else f"{text} (and {len(errors) - 1} more)"
+        # Each member of a union has its own say: "should be 'auto' or should be …".
+        message = " or ".join(error["msg"][0].lower() + error["msg"][1:] for error in same)
+        text = f"{key}: {message} (got {errors[0]['input']!r})"
+    return f"{text} (and {others} more)" if others else text
+
+
+def _key_path(error: ErrorDetails, values: Mapping[Any, Any]) -> list[str]:
+    """The error's place as keys of the file: pydantic appends the members of unions, which are none."""
+    path: list[str] = []
+    node: object = values
+    for part in error["loc"]:
+        if not isinstance(node, Mapping) or part not in node:
+            break
+        path.append(str(part))
+        node = node[part]
+    return path or [str(part) for part in error["loc"]]
 
 
 def _keys_beside(path: Sequence[str]) -> list[str]:
-    model: type[BaseModel] = Config
+    node: Any = Config
     for part in path[:-1]:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return list(model.model_fields)
+        is_section = isinstance(node, type) and issubclass(node, BaseModel)
+        # Not a section: a mapping from any key to one.
+        node = node.model_fields[part].annotation if is_section else get_args(node)[-1]
+    return list(node.model_fields)
 
 
 # Changing these does not change what an earlier round computed, so a resumed run may change them.
-FREE_ON_RESUME = ("name", "federation.rounds", "resources", "checkpoint", "evaluation", "data.root")
+FREE_ON_RESUME = ("name", "federation.rounds", "resources", "clients", "checkpoint", "evaluation", "data.root")
 
 
 def flatten(config: Config) -> dict[str, object]:

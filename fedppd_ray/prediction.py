@@ -10,53 +10,112 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from fedppd_ray.checkpoint.export import read_student
+from fedppd_ray.checkpoint.remote import Location
 from fedppd_ray.data.batches import normalisation
 from fedppd_ray.data.catalog import CATALOG
 from fedppd_ray.data.datasets import load, load_ood
 from fedppd_ray.errors import ConfigError, DataError
 from fedppd_ray.evaluation.metrics import Floats, entropy
-from fedppd_ray.evaluation.predictive import network_predictor
+from fedppd_ray.evaluation.predictive import BATCH, network_predictor
+from fedppd_ray.models.flat import FlatModel
+
+# Raw pixel values, 0–255, as in the training images.
+Pixels = NDArray[np.uint8] | NDArray[np.float32]
 
 
-def predict_files(run: Path, images: list[Path]) -> list[dict[str, Any]]:
-    card, student = read_student(run)
-    size = card["input"]
-    pixels = np.stack([read_image(path, size["channels"], size["height"], size["width"]) for path in images])
-    scale, shift = normalisation(card["normalisation"]["mean"], card["normalisation"]["std"])
-    inputs = torch.addcmul(shift, torch.from_numpy(pixels).float(), scale)
-    log_probabilities = network_predictor(student)(inputs).numpy()
-    answers = describe_predictions(card, log_probabilities)
+class Student:
+    """An exported student: pixel values in, float64 log-probabilities out. What `evaluate` computes, row by row."""
+
+    def __init__(self, card: dict[str, Any], model: FlatModel) -> None:
+        self.card = card
+        size = card["input"]
+        self.shape: tuple[int, int, int] = (size["channels"], size["height"], size["width"])
+        self._predict = network_predictor(model)
+        self._scale, self._shift = normalisation(card["normalisation"]["mean"], card["normalisation"]["std"])
+
+    @classmethod
+    def load(cls, run: Location) -> "Student":
+        return cls(*read_student(run))
+
+    def log_probabilities(self, pixels: Pixels) -> Floats:
+        """One forward pass, `BATCH` rows at a time, over rows × channels × height × width values of 0–255."""
+        # A copy, because the rows may be a read-only view of a request's body, which torch cannot wrap.
+        rows = torch.from_numpy(np.array(pixels))
+        pieces = [
+            self._predict(torch.addcmul(self._shift, part.float(), self._scale)).numpy() for part in rows.split(BATCH)
+        ]
+        return np.concatenate(pieces)
+
+
+def predict_files(run: Location, images: list[Path]) -> list[dict[str, Any]]:
+    student = Student.load(run)
+    pixels = np.stack([read_image(path, *student.shape) for path in images])
+    answers = describe_predictions(student.card, student.log_probabilities(pixels))
     return [{"image": str(path), **answer} for path, answer in zip(images, answers, strict=True)]
 
 
-def describe_predictions(card: dict[str, Any], log_probabilities: Floats) -> list[dict[str, Any]]:
-    """label, class_name, probabilities, entropy, normalized_entropy and abstain for each row."""
-    threshold = card["abstention"]["threshold"] if card["abstention"] else math.inf
-    answers = []
-    for row, uncertainty in zip(log_probabilities, entropy(log_probabilities), strict=True):
-        label = int(row.argmax())
-        answers.append(
-            {
-                "label": label,
-                "class_name": card["classes"][label],
-                "probabilities": np.exp(row).tolist(),
-                "entropy": float(uncertainty),
-                "normalized_entropy": float(uncertainty / math.log(len(row))),
-                "abstain": bool(uncertainty > threshold),
-            }
-        )
-    return answers
+def describe_predictions(
+    card: dict[str, Any], log_probabilities: Floats, coverage: float | None = None
+) -> list[dict[str, Any]]:
+    """label, class_name, probabilities, entropy, normalized_entropy and abstain for each row.
+
+    `coverage` asks for another share of answered rows than the export's default.
+    """
+    level = abstention_level(card, coverage)
+    threshold = level["threshold"] if level else math.inf
+    classes = card["classes"]
+    uncertainty = entropy(log_probabilities)
+    # Whole arrays first, then one pass over plain Python numbers: a large batch spends its time in the network.
+    columns = (
+        log_probabilities.argmax(axis=1).tolist(),
+        np.exp(log_probabilities).tolist(),
+        uncertainty.tolist(),
+        np.clip(uncertainty / math.log(len(classes)), 0.0, 1.0).tolist(),
+        (uncertainty > threshold).tolist(),
+    )
+    return [
+        {
+            "label": label,
+            "class_name": classes[label],
+            "probabilities": probabilities,
+            "entropy": nats,
+            "normalized_entropy": share,
+            "abstain": abstain,
+        }
+        for label, probabilities, nats, share, abstain in zip(*columns, strict=True)
+    ]
+
+
+def abstention_level(card: dict[str, Any], coverage: float | None = None) -> dict[str, float] | None:
+    """The coverage and entropy threshold in force: the export's default, or the table's nearest level that answers
+    at least the share `coverage`. None where the export was not calibrated."""
+    calibration = card["abstention"]
+    if not calibration:
+        if coverage is not None:
+            raise ConfigError("coverage: this student was exported without calibration rows, so it never abstains")
+        return None
+    if coverage is None:
+        return {"coverage": calibration["coverage"], "threshold": calibration["threshold"]}
+    if not 0 < coverage <= 1:
+        raise ConfigError(f"coverage: {coverage:g} is not a share above 0 and at most 1")
+    row = min((row for row in calibration["table"] if row["coverage"] >= coverage), key=lambda row: row["coverage"])
+    return {"coverage": row["coverage"], "threshold": row["threshold"]}
 
 
 def read_image(path: Path, channels: int, height: int, width: int) -> NDArray[np.uint8]:
     """An image file as channels × height × width, greyed and resized to the model's input."""
     try:
         with Image.open(path) as image:
-            converted = image.convert("L" if channels == 1 else "RGB")
+            return image_pixels(image, channels, height, width)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such image file") from None
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise ConfigError(f"{path}: cannot be read as an image ({error}); give a PNG or JPEG file") from None
+
+
+def image_pixels(image: Image.Image, channels: int, height: int, width: int) -> NDArray[np.uint8]:
+    """A picture as channels × height × width, greyed and resized to the model's input."""
+    converted = image.convert("L" if channels == 1 else "RGB")
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(converted, np.uint8).reshape(height, width, channels).transpose(2, 0, 1)

@@ -52,14 +52,15 @@ class PlainDisplay:
 
     def client_failed(self, failure: Failure, action: Action) -> None:
         fate = "trying again" if action is Action.RETRY else "dropped for this round"
-        log.warning("%s failed (%s): %s", failure.client, failure.reason, fate)
+        fields = {"client": failure.client, "reason": failure.reason, "action": action.value}
+        log.warning("%s failed (%s): %s", failure.client, failure.reason, fate, extra={"fields": fields})
 
     def server_lost(self, round_id: int, reason: str) -> None:
         log.warning("round %d starts again from the state before it: %s", round_id, reason)
 
     def round_finished(self, record: dict[str, Any]) -> None:
         self._seconds.append(record["seconds"])
-        log.info("%s", self._line(record))
+        log.info("%s", self._line(record), extra={"fields": record})
 
     def _line(self, record: dict[str, Any]) -> str:
         parts = [f"round {record['round']}/{self._rounds}", f"{record['clients']} clients"]

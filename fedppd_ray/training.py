@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from fedppd_ray.checkpoint.export import export_student
 from fedppd_ray.checkpoint.store import RunStore
 from fedppd_ray.config import Config, client_ids
@@ -15,9 +17,9 @@ from fedppd_ray.core.executor import Executor
 from fedppd_ray.core.failure_policy import Action, FailurePolicy
 from fedppd_ray.core.federated_round import federated_round, select_clients
 from fedppd_ray.core.types import ClientInfo, Failure, GlobalState, Receipt, RoundReport
-from fedppd_ray.errors import ServerLostError
+from fedppd_ray.errors import FedPPDError, ServerLostError
 from fedppd_ray.evaluation.abstention import abstention_card
-from fedppd_ray.evaluation.metrics import Scores, score
+from fedppd_ray.evaluation.metrics import Floats, Scores, score
 from fedppd_ray.evaluation.predictive import HeldOut
 from fedppd_ray.evaluation.report import save_clients
 from fedppd_ray.methods import build_method
@@ -35,6 +37,37 @@ class Observer(Protocol):
     def client_failed(self, failure: Failure, action: Action) -> None: ...
     def server_lost(self, round_id: int, reason: str) -> None: ...
     def round_finished(self, record: dict[str, Any]) -> None: ...
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def run_started(self, config: Config, first_round: int, clients: Sequence[ClientInfo]) -> None:
+        for observer in self._observers:
+            observer.run_started(config, first_round, clients)
+
+    def round_started(self, round_id: int, selected: Sequence[str]) -> None:
+        for observer in self._observers:
+            observer.round_started(round_id, selected)
+
+    def client_done(self, receipt: Receipt) -> None:
+        for observer in self._observers:
+            observer.client_done(receipt)
+
+    def client_failed(self, failure: Failure, action: Action) -> None:
+        for observer in self._observers:
+            observer.client_failed(failure, action)
+
+    def server_lost(self, round_id: int, reason: str) -> None:
+        for observer in self._observers:
+            observer.server_lost(round_id, reason)
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        for observer in self._observers:
+            observer.round_finished(record)
 
 
 @dataclass
@@ -71,10 +104,12 @@ class Training:
             report = self._round(round_id, selected, state)
             state = self.executor.state()
             scores = self._evaluate(round_id)
+            if scores is not None:
+                # Before the checkpoint: a crash in between repeats the round, whereas a checkpoint of the last
+                # round without its student would never be exported.
+                self._export(state, scores)
             record = _record(report, scores, self.clock() - began, state)
             self.store.save(state, config, record)
-            if scores is not None:
-                self._export(state, scores)
             self.observer.round_finished(record)
 
     def _round(self, round_id: int, selected: Sequence[str], state: GlobalState) -> RoundReport:
@@ -91,13 +126,22 @@ class Training:
     def _evaluate(self, round_id: int) -> Scores | None:
         if round_id % self.config.evaluation.every and round_id != self.config.federation.rounds:
             return None
-        return score(self.executor.predict("test"), self._held_out.labels("test"))
+        return score(self._predict("test", round_id), self._held_out.labels("test"))
+
+    def _predict(self, split: str, round_id: int) -> Floats:
+        log_probabilities = self.executor.predict(split)
+        if not np.isfinite(log_probabilities).all():
+            raise FedPPDError(
+                f"round {round_id}: the student's predictions on the {split} rows are not finite: its weights have "
+                f"diverged; lower student.rate (or server.distill.student_rate) and start again"
+            )
+        return log_probabilities
 
     def _export(self, state: GlobalState, scores: Scores) -> None:
         abstention = None
         if self.config.data.calibration:
             abstention = abstention_card(
-                self.executor.predict("calibration"),
+                self._predict("calibration", state.round),
                 self._held_out.labels("calibration"),
                 self.config.evaluation.coverage,
             )

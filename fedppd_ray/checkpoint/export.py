@@ -5,6 +5,7 @@ comes between the two renames sees a mismatch and reads again.
 """
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from fedppd_ray.checkpoint.files import sha256, write_atomically, write_json
+from fedppd_ray.checkpoint.remote import Location, is_url, read_file
 from fedppd_ray.config import Config, config_hash
 from fedppd_ray.errors import CheckpointError
 from fedppd_ray.models.flat import FlatModel, Layout, Vector
@@ -21,6 +23,8 @@ from fedppd_ray.models.networks import NETWORKS, build_network
 
 FORMAT = 1
 WEIGHTS, CARD = "student.safetensors", "model.json"
+# Seconds between readings, where the files are uploaded one after the other.
+_UPLOAD_PAUSES = (0.2, 0.5, 1.0, 2.0)
 
 
 def export_student(
@@ -56,27 +60,26 @@ def export_student(
     write_json(folder / CARD, card)
 
 
-def read_card(run: Path) -> dict[str, Any]:
-    path = run / "student" / CARD
+def read_card(run: Location) -> dict[str, Any]:
+    path = f"{run}/student/{CARD}"
     try:
-        card = json.loads(path.read_text(encoding="utf-8"))
+        card = json.loads(read_file(run, f"student/{CARD}"))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}); is {run} a finished run?") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: is not valid JSON ({error})") from None
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a model card of format {FORMAT}")
-    if card["network"] not in NETWORKS:
-        raise CheckpointError(f"{path}: unknown network {card['network']!r}; a newer version may know it")
+    if card.get("network") not in NETWORKS:
+        raise CheckpointError(f"{path}: unknown network {card.get('network')!r}; a newer version may know it")
     return card
 
 
-def read_student(run: Path) -> tuple[dict[str, Any], FlatModel]:
+def read_student(run: Location) -> tuple[dict[str, Any], FlatModel]:
     """The card and the loaded network, in evaluation mode. Refuses weights that are not the card's."""
-    card = read_card(run)
-    path = run / "student" / WEIGHTS
+    path = f"{run}/student/{WEIGHTS}"
     try:
-        content = path.read_bytes()
+        card, content = _read_pair(run)
         if sha256(content) != card["sha256"]:
             raise CheckpointError(f"{path}: does not match the sha256 in {CARD}")
         tensors = load_tensors(content)
@@ -89,7 +92,18 @@ def read_student(run: Path) -> tuple[dict[str, Any], FlatModel]:
     return card, model
 
 
-def _fitting(tensors: Mapping[str, Vector], layout: Layout, path: Path) -> Vector:
+def _read_pair(run: Location) -> tuple[dict[str, Any], bytes]:
+    """Card and weights. Between the two uploads of an export they do not match for a while: then once more."""
+    card, content = read_card(run), read_file(run, f"student/{WEIGHTS}")
+    for pause in _UPLOAD_PAUSES if is_url(run) else ():
+        if sha256(content) == card["sha256"]:
+            break
+        time.sleep(pause)
+        card, content = read_card(run), read_file(run, f"student/{WEIGHTS}")
+    return card, content
+
+
+def _fitting(tensors: Mapping[str, Vector], layout: Layout, path: str) -> Vector:
     expected = {slot.name: slot.shape for slot in layout.slots}
     found = {name: array.shape for name, array in tensors.items()}
     if expected != found:

@@ -11,8 +11,10 @@ from typing import Any
 
 import yaml
 
+from fedppd_ray.checkpoint.export import CARD, WEIGHTS
 from fedppd_ray.checkpoint.files import sync_folder, write_atomically
 from fedppd_ray.checkpoint.format import Manifest, read_manifest, read_state, write_checkpoint
+from fedppd_ray.checkpoint.remote import Mirror
 from fedppd_ray.config import Config, binding, config_hash, difference, load_config
 from fedppd_ray.core.types import GlobalState
 from fedppd_ray.errors import CheckpointError
@@ -21,10 +23,12 @@ log = logging.getLogger(__name__)
 
 
 class RunStore:
-    """Reads and writes one run folder. One writer at a time."""
+    """Reads and writes one run folder, and keeps its mirror (if it has one) up to date. One writer at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mirror: Mirror | None = None) -> None:
         self.folder = folder
+        self._mirror = mirror
+        self._name = mirror.url if mirror else str(folder)  # what users call it
         self._checkpoints = folder / "checkpoints"
         self._metrics = folder / "metrics.jsonl"
 
@@ -37,18 +41,19 @@ class RunStore:
         """A new run. Refuses to write over an old one."""
         if self.exists():
             raise CheckpointError(
-                f"{self.folder} already holds a run; continue it with --resume or choose another --out"
+                f"{self._name} already holds a run; continue it with --resume or choose another --out"
             )
         try:
             self._checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CheckpointError(f"{self.folder} cannot be made ({error.strerror}); choose another --out") from None
+            raise CheckpointError(f"{self._name} cannot be made ({error.strerror}); choose another --out") from None
         self._write_config(config)
+        self._push("config.yaml")
 
     def resume(self, config: Config) -> GlobalState | None:
         """The newest sound state, or None if no round was finished; metrics are cut back to match."""
         if not self.exists():
-            raise CheckpointError(f"{self.folder} holds no run to resume; leave --resume out to start one")
+            raise CheckpointError(f"{self._name} holds no run to resume; leave --resume out to start one")
         self._require_same(config)
         self._checkpoints.mkdir(exist_ok=True)
         for leftover in self._checkpoints.glob(".new-*"):
@@ -57,19 +62,21 @@ class RunStore:
         self._write_config(config)
         if found is None:
             self._rewrite_metrics([])
+            self._push("config.yaml", "metrics.jsonl")
             return None
         state, manifest = found
         if state.round > config.federation.rounds:
             raise CheckpointError(
-                f"federation.rounds: {self.folder} is at round {state.round} already, past {config.federation.rounds}"
+                f"federation.rounds: {self._name} is at round {state.round} already, past {config.federation.rounds}"
             )
         kept = [line for line in self.history() if line["round"] < state.round]
         self._rewrite_metrics([*kept, manifest.record])
+        self._push("config.yaml", "metrics.jsonl")
         return state
 
     def config(self) -> Config:
         if not self.exists():
-            raise CheckpointError(f"{self.folder} is no run folder: it has no config.yaml")
+            raise CheckpointError(f"{self._name} is no run folder: it has no config.yaml")
         return load_config(self.folder / "config.yaml")
 
     def _write_config(self, config: Config) -> None:
@@ -81,7 +88,7 @@ class RunStore:
         if config_hash(before) != config_hash(config):
             lines = "; ".join(difference(binding(before), binding(config)))
             raise CheckpointError(
-                f"{self.folder} was started with another config ({lines}); use its own, or a new --out"
+                f"{self._name} was started with another config ({lines}); use its own, or a new --out"
             )
 
     # ---- rounds
@@ -98,13 +105,19 @@ class RunStore:
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(
-                f"round {state.round} could not be saved to {self.folder} ({error.strerror}); the last saved round "
+                f"round {state.round} could not be saved to {self._name} ({error.strerror}); the last saved round "
                 f"is intact: make room, then continue with --resume"
             ) from error
         sync_folder(self._checkpoints)
         self._append_metrics(record)
-        for old in self._folders()[: -config.checkpoint.keep]:
+        self._push_round(state.round)
+        # What lies beyond this round is damaged: resuming went behind it. It must not take a sound one's place.
+        beyond = [folder for folder in self._folders() if folder.name > final.name]
+        upto = [folder for folder in self._folders() if folder.name <= final.name]
+        surplus = [*beyond, *upto[: -config.checkpoint.keep]]
+        for old in surplus:
             shutil.rmtree(old)
+        self._remove_remote(surplus)
 
     def _append_metrics(self, record: Mapping[str, Any]) -> None:
         # The manifest holds this record too, so a torn line costs nothing: resuming writes it anew.
@@ -128,12 +141,45 @@ class RunStore:
     def _rewrite_metrics(self, records: list[Mapping[str, Any]]) -> None:
         write_atomically(self._metrics, "".join(json.dumps(record) + "\n" for record in records).encode())
 
+    # ---- mirror
+
+    def _push(self, *names: str) -> None:
+        if self._mirror:
+            self._mirror.push(self.folder, names)
+
+    def _push_round(self, round_id: int) -> None:
+        """The order is the commit: what a manifest or a card vouches for lies there before it does.
+
+        The student comes before the checkpoint, as it does on disk: resuming after a last round that is saved
+        would export nothing.
+        """
+        checkpoint = f"checkpoints/{self._folder_of(round_id).name}"
+        student = (f"student/{WEIGHTS}", f"student/{CARD}")
+        state = (f"{checkpoint}/state.safetensors", f"{checkpoint}/manifest.json")
+        try:
+            self._push("clients.json", *student, *state, "metrics.jsonl")
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"round {round_id} could not be saved ({error}); the last saved round is intact: once the "
+                f"storage answers again, continue with --resume"
+            ) from error
+
+    def _remove_remote(self, checkpoints: list[Path]) -> None:
+        """Manifests first: half a checkpoint must not look like a whole one."""
+        if not self._mirror:
+            return
+        files = ("manifest.json", "state.safetensors")
+        try:
+            self._mirror.remove(f"checkpoints/{folder.name}/{file}" for folder in checkpoints for file in files)
+        except CheckpointError as error:
+            log.warning("an old checkpoint stays, which costs space and nothing else: %s", error)
+
     # ---- reading
 
     def latest(self) -> GlobalState:
         found = self._newest_sound()
         if found is None:
-            raise CheckpointError(f"{self.folder} holds no finished round")
+            raise CheckpointError(f"{self._name} holds no finished round")
         return found[0]
 
     def _newest_sound(self) -> tuple[GlobalState, Manifest] | None:

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedppd_ray.config import Config, client_ids
+from fedppd_ray.config import Config
 from fedppd_ray.core.types import ClientInfo, ClientUpdate, GlobalState, Receipt
 from fedppd_ray.data.batches import Shard
-from fedppd_ray.data.datasets import Dataset, load
-from fedppd_ray.data.partition import Rows, partition
+from fedppd_ray.data.holdings import Holdings
 from fedppd_ray.evaluation.predictive import HeldOut
 from fedppd_ray.methods import build_method
 
@@ -22,24 +21,22 @@ from fedppd_ray.methods import build_method
 class ClientWorker:
     def __init__(self, config: Config, clients: Sequence[str], device: torch.device | str = "cpu") -> None:
         self._config = config
+        self._clients = tuple(clients)
         self._device = torch.device(device)
-        self._data = load(config.data.name, config.data.root)
-        self._rows = _own_rows(config, self._data, clients)
+        self._holdings = Holdings(config, clients)
         self._shards: dict[str, Shard] = {}
         self._method = build_method(config, self._device)
         self._held_out: HeldOut | None = None
         self._cancelled_round = 0
 
-    def describe(self) -> list[ClientInfo]:
-        classes = len(self._data.info.classes)
-        return [
-            ClientInfo(
-                client,
-                len(rows),
-                tuple(np.bincount(self._data.train.labels[rows], minlength=classes).tolist()),
-            )
-            for client, rows in self._rows.items()
-        ]
+    def describe(self, clients: Sequence[str] | None = None) -> list[ClientInfo]:
+        """Counts, of all its clients or of some."""
+        classes = len(self._config.dataset.classes)
+        infos = []
+        for client in clients or self._clients:
+            labels = self._holdings.of(client).labels
+            infos.append(ClientInfo(client, len(labels), tuple(np.bincount(labels, minlength=classes).tolist())))
+        return infos
 
     def local_update(self, client: str, state: GlobalState) -> ClientUpdate:
         round_id = state.round + 1
@@ -58,16 +55,11 @@ class ClientWorker:
         return self._held_out.log_probabilities(self._method.predictor(state.models), split, part, parts)
 
     def _shard(self, client: str) -> Shard:
-        if client not in self._shards:
-            rows = self._rows[client]
-            train = self._data.train
-            augment = self._config.client.augment == "crop_flip"
-            self._shards[client] = Shard(train.images[rows], train.labels[rows], self._data.info, self._device, augment)
-        return self._shards[client]
-
-
-def _own_rows(config: Config, data: Dataset, clients: Sequence[str]) -> dict[str, Rows]:
-    """The rows of these clients only; the others' are forgotten at once."""
-    everyone = client_ids(config.federation.clients)
-    split = partition(np.asarray(data.train.labels), len(data.info.classes), config.data, len(everyone), config.seed)
-    return {client: rows for client, rows in zip(everyone, split.clients, strict=True) if client in clients}
+        if client in self._shards:
+            return self._shards[client]
+        split = self._holdings.of(client)
+        augment = self._config.client.augment == "crop_flip"
+        shard = Shard(split.images, split.labels, self._config.dataset, self._device, augment)
+        if len(self._clients) == 1:  # one that acts for a thousand would hold the whole data set in the end
+            self._shards[client] = shard
+        return shard

@@ -59,10 +59,8 @@ def pseudo_labels(model: FlatModel, members: list[Vector], pool: Shard, sharpen:
     if total is None:
         raise ValueError("an ensemble without members")
     mean = total / len(members)
-    if sharpen != 1.0:
-        mean = mean.pow(1 / sharpen)
-        mean = mean / mean.sum(1, keepdim=True)
-    return mean
+    # p^(1/s) renormalised, by way of logarithms: the power itself may underflow to 0/0.
+    return mean if sharpen == 1.0 else torch.softmax(mean.log() / sharpen, 1)
 
 
 class RunningAverage:
@@ -91,8 +89,8 @@ def distil_ensemble(
     model.module.train()
     seed_dropout(model.module, generator)
     steps = config.epochs * -(-len(pool) // config.batch_size)
-    # A short run must average something too: never start later than half-way.
-    first = min(config.swa_start, steps // 2)
+    # A short run must average something too: never start later than half-way, and steps count from 1.
+    first = max(1, min(config.swa_start, steps // 2))
     average = RunningAverage(model.layout.size, model.vector.device)
     velocity = torch.zeros_like(model.weights)
     step = 0

@@ -26,5 +26,5 @@ class FailurePolicy:
 
     def needed(self, selected: int) -> int:
         """How many of the selected clients must deliver."""
-        # The epsilon keeps 0.7 × 10 = 7.000000000000001 from asking for 8.
+        # The epsilon keeps 0.55 × 100 = 55.00000000000001 from asking for 56.
         return max(1, math.ceil(self.quorum * selected - 1e-9))

@@ -11,7 +11,7 @@ from fedppd_ray.config import Config
 from fedppd_ray.core.aggregate import refusal
 from fedppd_ray.core.types import ClientUpdate, GlobalState, Receipt
 from fedppd_ray.data.batches import Shard
-from fedppd_ray.errors import ServerLostError
+from fedppd_ray.errors import FedPPDError, ServerLostError
 from fedppd_ray.evaluation.predictive import HeldOut
 from fedppd_ray.methods import build_method
 from fedppd_ray.methods.base import Aggregation
@@ -55,6 +55,12 @@ class ServerWorker:
 
     def finish(self) -> None:
         models = self._current().finish(self._pool())
+        for role, vector in models.items():
+            if not np.isfinite(vector).all():  # an average of screened updates is finite, training on the server not
+                raise FedPPDError(
+                    f"round {self.state().round + 1}: the server's update of the {role} diverged; lower "
+                    f"server.distill.{role}_rate and start again"
+                )
         self._state = GlobalState(self.state().round + 1, models)
         self._aggregation = None
 

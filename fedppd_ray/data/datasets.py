@@ -61,7 +61,8 @@ def data_root(root: str | None) -> Path:
 
 
 def cache_root() -> Path:
-    base = os.environ.get("FEDPPD_CACHE") or os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/fedppd"
+    # An empty XDG_CACHE_HOME counts as unset: otherwise the cache would lie in the root folder.
+    base = os.environ.get("FEDPPD_CACHE") or (os.environ.get("XDG_CACHE_HOME") or "~/.cache") + "/fedppd"
     return Path(base).expanduser().resolve()
 
 
@@ -75,7 +76,9 @@ def prepare(name: str, root: str | None = None) -> Path:
         _make_private(folder.parent)
         with _locked(folder.with_suffix(".lock")):
             if not folder.exists():
-                _fill(folder, _READERS[name](data_root(root)))
+                parts = _READERS[name](data_root(root))
+                _require_fit(CATALOG[name], parts, data_root(root))
+                _fill(folder, parts)
     return folder
 
 
@@ -96,6 +99,20 @@ def load_ood(name: str, against: DatasetInfo, root: str | None = None, rows: int
 def _cache_folder(name: str, root: Path) -> Path:
     source = "embedded" if name in _EMBEDDED else hashlib.sha256(str(root).encode()).hexdigest()[:12]
     return cache_root() / "arrays" / f"{name}-{source}-v{_CACHE_VERSION}"
+
+
+def _require_fit(info: DatasetInfo, parts: sources.Parts, root: Path) -> None:
+    """Refuse files that are sound but of another data set, before they get into the cache."""
+    for split, images, labels in (("training", parts[0], parts[1]), ("test", parts[2], parts[3])):
+        if labels.ndim != 1 or images.shape != (len(labels), *info.shape):
+            raise DataError(
+                f"{info.name} under {root}: {split} images of shape {images.shape} and labels of shape {labels.shape} "
+                f"are not rows of {info.shape} with a label each; fetch the files again"
+            )
+        if len(labels) == 0 or labels.min() < 0 or labels.max() >= len(info.classes):
+            raise DataError(
+                f"{info.name} under {root}: {split} labels are not 0 to {len(info.classes) - 1}; fetch the files again"
+            )
 
 
 def _fill(folder: Path, parts: sources.Parts) -> None:

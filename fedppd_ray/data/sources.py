@@ -5,6 +5,7 @@ Images are uint8, rows × channels × height × width.
 
 import gzip
 import socket
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -53,7 +54,7 @@ def read_idx(folder: str, torchvision_name: str, root: Path) -> Parts:
     if not all(_plain_or_gz(raw / name) for name in _IDX_FILES):
         _download(torchvision_name, root, f"{', '.join(_IDX_FILES)} (plain or .gz) into {raw}")
     train_x, train_y, test_x, test_y = (_idx_array(raw / name) for name in _IDX_FILES)
-    return train_x[:, None], train_y.astype(np.int64), test_x[:, None], test_y.astype(np.int64)
+    return np.expand_dims(train_x, 1), train_y.astype(np.int64), np.expand_dims(test_x, 1), test_y.astype(np.int64)
 
 
 def _plain_or_gz(path: Path) -> Path | None:
@@ -67,16 +68,18 @@ def _idx_array(path: Path) -> NDArray[np.uint8]:
         raise DataError(f"{path} (plain or .gz) is missing")
     try:
         content = gzip.decompress(found.read_bytes()) if found.suffix == ".gz" else found.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{found} cannot be unpacked ({error}); fetch it again") from None
     # Two zero bytes, a type code (8: unsigned byte), the number of dimensions, then each as big-endian int32.
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
+    if len(content) < 4 or content[:3] != b"\0\0\x08" or content[3] == 0:
         raise DataError(f"{found} is not an idx file of unsigned bytes; fetch it again")
     dimensions = content[3]
+    if len(content) < 4 + 4 * dimensions:
+        raise DataError(f"{found} is cut short in its header; fetch it again")
     shape = np.frombuffer(content, ">i4", count=dimensions, offset=4)
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
     if values.size != int(np.prod(shape)):
-        raise DataError(f"{found} is cut short: {values.size} values for shape {tuple(shape)}; fetch it again")
+        raise DataError(f"{found} is cut short: {values.size} values for shape {shape.tolist()}; fetch it again")
     return values.reshape(shape)
 
 
@@ -103,8 +106,9 @@ def _download(torchvision_name: str, root: Path, remedy: str) -> None:
             for flag in (True, False):
                 dataset(str(root), train=flag, download=True)
     except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())  # torchvision's is of several lines
         raise DataError(
-            f"{torchvision_name} is not under {root} and could not be downloaded ({error}); "
+            f"{torchvision_name} is not under {root} and could not be downloaded ({reason}); "
             f"put {remedy}, or point data.root or FEDPPD_DATA at a folder that has them"
         ) from None
 

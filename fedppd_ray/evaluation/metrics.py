@@ -46,7 +46,7 @@ class Reliability:
 def entropy(log_probabilities: Floats) -> Floats:
     """−Σ p log p in nats, with 0 log 0 = 0."""
     p = np.exp(log_probabilities)
-    values: Floats = -np.where(p > 0, p * log_probabilities, 0.0).sum(axis=1)
+    values: Floats = -(p * np.where(p > 0, log_probabilities, 0.0)).sum(axis=1)
     return values
 
 

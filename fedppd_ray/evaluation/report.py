@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedppd_ray.checkpoint.files import write_atomically, write_json
+from fedppd_ray.checkpoint.remote import Location, open_to_read
 from fedppd_ray.checkpoint.store import RunStore
 from fedppd_ray.core.types import ClientInfo
 from fedppd_ray.errors import CheckpointError
-from fedppd_ray.evaluation.run import evaluate_run
+from fedppd_ray.evaluation.run import Evaluation, evaluate_run
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:62rem;padding:0 1rem;color:#1a202c}
@@ -31,19 +32,27 @@ def save_clients(run: Path, clients: Sequence[ClientInfo]) -> None:
 def load_clients(run: Path) -> list[ClientInfo]:
     try:
         values = json.loads((run / "clients.json").read_text(encoding="utf-8"))["clients"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{run / 'clients.json'}: cannot be read ({error}); resume the run to mend it") from None
     return [ClientInfo(value["client"], value["rows"], tuple(value["class_counts"])) for value in values]
 
 
-def write_report(run: Path) -> Path:
-    """Evaluate the exported student, draw the plots, write report.html; returns its path."""
+def report_run(location: Location) -> str:
+    """Write the report of a run, wherever it is; returns where the report is."""
+    with open_to_read(location) as run:
+        page = write_report(run.folder, evaluate_run(location))
+        run.push([*sorted((run.folder / "plots").glob("*.png")), page])
+        return run.name_of(page)
+
+
+def write_report(run: Path, evaluation: Evaluation | None = None) -> Path:
+    """Evaluate the exported student (unless that was done), draw the plots, write report.html; returns its path."""
     # matplotlib is slow to import and only a report needs it.
     from fedppd_ray.evaluation.plots import draw_plots
 
     store = RunStore(run)
     config = store.config()
-    evaluation = evaluate_run(run)
+    evaluation = evaluation or evaluate_run(run)
     plots = draw_plots(run / "plots", store.history(), evaluation, load_clients(run), config.dataset.classes)
     page = _page(
         f"{config.name}: {config.method} on {config.data.name}",

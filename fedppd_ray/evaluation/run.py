@@ -2,10 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fedppd_ray.checkpoint.export import read_student
+from fedppd_ray.checkpoint.remote import Location, open_to_read
 from fedppd_ray.checkpoint.store import RunStore
 from fedppd_ray.evaluation.metrics import Floats, Labels, entropy, misclassification_auroc, ood_auroc, score
 from fedppd_ray.evaluation.predictive import HeldOut, network_predictor
@@ -21,9 +21,10 @@ class Evaluation:
     ood_log_probabilities: Floats
 
 
-def evaluate_run(run: Path) -> Evaluation:
+def evaluate_run(run: Location) -> Evaluation:
     """Test-set scores, misclassification and out-of-distribution AUROC, coverage of the abstention threshold."""
-    config = RunStore(run).config()
+    with open_to_read(run) as opened:
+        config = RunStore(opened.folder).config()
     card, student = read_student(run)
     held_out = HeldOut(config)
     predict = network_predictor(student)

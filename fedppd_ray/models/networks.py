@@ -105,10 +105,11 @@ class FemnistStudent(nn.Module):
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """How to build a network; `input_shape` is what it takes, or None for any."""
+    """How to build a network; `input_shape` is what it takes, or None for any with that many `channels`."""
 
     input_shape: tuple[int, int, int] | None
     build: Callable[[tuple[int, int, int], int], nn.Module]
+    channels: int | None = None
 
 
 def _lenet(channels: tuple[int, int], hidden: tuple[int, ...], dropout: bool) -> Callable[..., nn.Module]:
@@ -137,8 +138,8 @@ NETWORKS: dict[str, NetworkSpec] = {
     "femnist_student": NetworkSpec(_GREY, FemnistStudent),
     "cifar10_teacher": NetworkSpec(_COLOUR, _lenet((6, 16), (120, 84), dropout=False)),
     "cifar10_student": NetworkSpec(_COLOUR, _lenet((16, 16), (256, 128), dropout=False)),
-    "resnet18": NetworkSpec(None, _resnet(18)),
-    "resnet34": NetworkSpec(None, _resnet(34)),
+    "resnet18": NetworkSpec(None, _resnet(18), channels=3),
+    "resnet34": NetworkSpec(None, _resnet(34), channels=3),
 }
 
 

@@ -4,38 +4,42 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import ray
 
+from fedppd_ray.checkpoint.remote import Location, open_to_train
 from fedppd_ray.checkpoint.store import RunStore
 from fedppd_ray.config import Config, client_ids
 from fedppd_ray.core.executor import Executor, SerialExecutor
 from fedppd_ray.errors import ResourceError
+from fedppd_ray.runtime.gauges import GaugeObserver
 from fedppd_ray.runtime.ray_executor import RayExecutor
-from fedppd_ray.training import Observer, Training
+from fedppd_ray.training import Observer, Observers, Training
 
 
 def train(
     config: Config,
-    out: Path,
+    out: Location,
     observer: Observer,
     *,
     resume: bool = False,
+    resume_if_exists: bool = False,
     address: str | None = None,
     serial: bool = False,
 ) -> None:
-    """A run from its first, or its last saved, round to the end."""
-    store = RunStore(out)
-    if resume:
-        start = store.resume(config)
-    else:
-        store.create(config)
-        start = None
-    if start is not None and start.round == config.federation.rounds:
-        return
-    with _executor(config, address, serial) as executor:
-        Training(config, store, executor, observer).run_rounds(start)
+    """A run from its first, or its last saved, round to the end; `out` is a folder or a URL."""
+    with open_to_train(out) as run:
+        store = RunStore(run.folder, run.mirror)
+        if resume or (resume_if_exists and store.exists()):
+            start = store.resume(config)
+        else:
+            store.create(config)
+            start = None
+        if start is not None and start.round == config.federation.rounds:
+            return
+        with _executor(config, address, serial) as executor:
+            watching = observer if serial else Observers(observer, GaugeObserver())
+            Training(config, store, executor, watching).run_rounds(start)
 
 
 @contextmanager

@@ -5,11 +5,12 @@ A fraction never straddles two devices or two nodes, so shares are sized per nod
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from fedppd_ray.config import ResourcesConfig
+from fedppd_ray.config import ClientOverrides, ResourcesConfig
 from fedppd_ray.errors import ResourceError
 
+_SERVER = "the server"
 _GRAIN = 10_000  # Ray counts resources in ten-thousandths
 
 
@@ -19,6 +20,7 @@ class NodeResources:
     name: str
     cpus: float
     gpus: float
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class DeviceChoice:
 
 
 def largest_share(capacities: Sequence[float], holders: int) -> float:
-    """The largest equal share, at most 1, such that `holders` of them fit without straddling a capacity.
+    """The largest equal share, at most 1, such that `holders` of them fit without straddling a capacity; 0 if none.
 
     The optimum fills some capacity exactly with a whole number of shares, so only those quotients are tried.
     """
@@ -65,34 +67,99 @@ def _fits(capacity: float, share: float) -> int:
     return round(capacity * _GRAIN) // round(share * _GRAIN)
 
 
-def allocate(clients: Sequence[str], nodes: Sequence[NodeResources], config: ResourcesConfig) -> Allocation:
-    """Shares of every client and of the server. `auto` lets the clients and the server share what there is."""
-    holders = len(clients) + 1
-    auto_cpus = largest_share([node.cpus for node in nodes if node.cpus > 0], holders)
-    # A GPU is a capacity of one, wherever it is; a fraction of one never spans two.
-    gpus = [1.0 for node in nodes for _ in range(int(node.gpus))]
-    auto_gpus = largest_share(gpus, holders) if gpus else 0.0
+def allocate(
+    names: Sequence[str],
+    nodes: Sequence[NodeResources],
+    config: ResourcesConfig,
+    wishes: Mapping[str, ClientOverrides] | None = None,
+) -> Allocation:
+    """Shares of every client actor and of the server.
 
-    def share(cpus: float | str | None, gpus: float | str | None) -> Share:
-        return Share(
-            auto_cpus if cpus in ("auto", None) else float(cpus or 0),
-            auto_gpus if gpus in ("auto", None) else float(gpus or 0),
-        )
-
-    shares: dict[str, Share] = {}
-    for client in clients:
-        own = config.clients.get(client)
-        cpus = config.client_cpus if own is None or own.cpus is None else own.cpus
-        gpus_wanted = config.client_gpus if own is None or own.gpus is None else own.gpus
-        shares[client] = share(cpus, gpus_wanted)
-    allocation = Allocation(shares, share(config.server_cpus, config.server_gpus))
+    Numbers, of the whole section or of a client's own wishes, are given first; `auto` shares what is left.
+    """
+    asked = {name: (wishes or {}).get(name, ClientOverrides()) for name in names}
+    _check_labels(asked, nodes)
+    cpus = _deal(
+        {name: config.client_cpus if wish.cpus is None else wish.cpus for name, wish in asked.items()},
+        config.server_cpus,
+        [(node, node.cpus) for node in nodes if node.cpus > 0],
+        asked,
+        spare=True,
+    )
+    gpus = _deal(
+        {name: config.client_gpus if wish.gpus is None else wish.gpus for name, wish in asked.items()},
+        config.server_gpus,
+        # A GPU is a capacity of one, wherever it is; a fraction of one never spans two.
+        [(node, 1.0) for node in nodes for _ in range(int(node.gpus))],
+        asked,
+        spare=False,
+    )
+    shares = {name: Share(cpus[name], gpus[name]) for name in names}
+    allocation = Allocation(shares, Share(cpus[_SERVER], gpus[_SERVER]))
     _check(allocation, nodes)
     return allocation
 
 
+def _deal(
+    wanted: Mapping[str, float | str],
+    server: float | str,
+    places: Sequence[tuple[NodeResources, float]],
+    asked: Mapping[str, ClientOverrides],
+    spare: bool,
+) -> dict[str, float]:
+    """One kind of resource: fixed numbers as they are, the same share for all that say `auto`.
+
+    With `spare`, the roomiest of several places is left out of the reckoning: when a node dies, its clients must
+    find room on the others. CPU shares are bookkeeping, so that costs nothing; a GPU's share caps its memory.
+    """
+    everyone = {_SERVER: server, **wanted}
+    left = [capacity for _, capacity in places]
+    fixed = {name: float(value) for name, value in everyone.items() if value != "auto"}
+    for number in sorted(fixed.values(), reverse=True):
+        if left:
+            roomiest = max(range(len(left)), key=left.__getitem__)
+            left[roomiest] = max(0.0, left[roomiest] - number)
+    # Clients that are bound to certain nodes must fit there even if everyone unbound comes too.
+    free = [name for name in everyone if name not in fixed and not _selector(name, asked)]
+    bound: dict[tuple[tuple[str, str], ...], int] = {}
+    for name in everyone:
+        if name not in fixed and _selector(name, asked):
+            bound[_selector(name, asked)] = bound.get(_selector(name, asked), 0) + 1
+    common = sorted(left)[:-1] if spare and len(left) > 1 else left
+    auto = largest_share(common, len(free) + sum(bound.values()))
+    for selector, count in bound.items():
+        there = [space for space, (node, _) in zip(left, places, strict=True) if matches(dict(selector), node.labels)]
+        auto = min(auto, largest_share(there, count + len(free)))
+    return {name: fixed.get(name, auto) for name in everyone}
+
+
+def _selector(name: str, asked: Mapping[str, ClientOverrides]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(asked[name].label_selector.items())) if name in asked else ()
+
+
+def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Ray's label selectors: `value`, `!value`, `in(a, b)`, `!in(a, b)`."""
+
+    def fits(key: str, wanted: str) -> bool:
+        negated, text = wanted.startswith("!"), wanted.removeprefix("!")
+        values = text[3:-1].split(",") if text.startswith("in(") and text.endswith(")") else [text]
+        return (labels.get(key) in [value.strip() for value in values]) != negated
+
+    return all(fits(key, wanted) for key, wanted in selector.items())
+
+
+def _check_labels(asked: Mapping[str, ClientOverrides], nodes: Sequence[NodeResources]) -> None:
+    for name, wish in asked.items():
+        if wish.label_selector and not any(matches(wish.label_selector, node.labels) for node in nodes):
+            raise ResourceError(
+                f"{name} wants a node with labels {dict(wish.label_selector)}; {describe(nodes)}; start such a node "
+                f"(ray start --labels …) or mend clients.{name}.label_selector"
+            )
+
+
 def _check(allocation: Allocation, nodes: Sequence[NodeResources]) -> None:
     """Refuse at once what can never be scheduled: Ray itself would wait for ever."""
-    for name, share in [("the server", allocation.server), *allocation.clients.items()]:
+    for name, share in [(_SERVER, allocation.server), *allocation.clients.items()]:
         for kind, wanted in (("GPU", share.gpus), ("CPU", share.cpus)):
             if kind == "GPU" and wanted > 1 and wanted != int(wanted):
                 raise ResourceError(f"{name} asks for {wanted:g} GPUs; above 1 only whole numbers can be given")
@@ -114,8 +181,16 @@ def _total(allocation: Allocation, kind: str) -> float:
 
 
 def describe(nodes: Sequence[NodeResources]) -> str:
-    parts = ", ".join(f"{node.name}: {node.cpus:g} CPU, {node.gpus:g} GPU" for node in nodes)
+    parts = ", ".join(
+        f"{node.name}: {node.cpus:g} CPU, {node.gpus:g} GPU" + (f", labels {own}" if (own := _own_labels(node)) else "")
+        for node in nodes
+    )
     return f"the cluster has {parts or 'no node'}"
+
+
+def _own_labels(node: NodeResources) -> dict[str, str]:
+    """The labels that an operator gave; Ray's own begin with ray.io/."""
+    return {key: value for key, value in node.labels.items() if not key.startswith("ray.io/")}
 
 
 def choose_device(assigned_gpus: Sequence[object], gpu_share: float, cuda_available: bool) -> DeviceChoice:

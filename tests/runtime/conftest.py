@@ -75,7 +75,7 @@ def run(config: Config, folder: Path, executor: Any, observer: Recorder) -> Glob
     return store.latest()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
     yield

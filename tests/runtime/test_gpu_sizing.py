@@ -10,7 +10,7 @@ SCRIPT = """
 import json, logging, sys
 import ray
 from fedppd_ray.config import ResourcesConfig, client_ids
-from fedppd_ray.runtime.ray_executor import cluster_nodes
+from fedppd_ray.runtime.hosts import cluster_nodes
 from fedppd_ray.runtime.resources import allocate, choose_device
 
 ray.init(address="local", num_cpus=2, num_gpus=int(sys.argv[1]), include_dashboard=False, logging_level=logging.ERROR)

