@@ -294,5 +294,9 @@ def main(run: Callable[[], Any] = app) -> None:
         run()
     except FedPPDError as error:
         _fail(str(error), error.exit_code)
+    except OSError as error:
+        # A full disk, a folder without permission: the system's word is all there is to say.
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}; finished rounds are saved, `fedppd train … --resume` continues", 1)
     except KeyboardInterrupt:
         _fail("stopped", 130)

@@ -11,11 +11,15 @@ from typing import Any
 def write_atomically(path: Path, content: bytes) -> None:
     """Write beside the target, flush to disk, then rename over it: a crash leaves the old file or the new."""
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as handle:
-        handle.write(content)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.rename(path)
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a full disk, half a file is in the way of the next attempt
+        raise
     sync_folder(path.parent)
 
 

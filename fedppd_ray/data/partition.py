@@ -34,8 +34,8 @@ def partition(labels: NDArray[np.int64], classes: int, data: DataConfig, clients
     held_out = data.server_pool + data.calibration
     if held_out + clients > len(labels):
         raise ConfigError(
-            f"federation.clients: {clients} clients and {held_out} held-out rows do not fit into the {len(labels)} rows "
-            f"of {data.name}; use fewer, or lower data.server_pool and data.calibration"
+            f"federation.clients: {clients} clients and {held_out} held-out rows do not fit into the {len(labels)} "
+            f"rows of {data.name}; use fewer, or lower data.server_pool and data.calibration"
         )
     pool, calibration, rest = np.split(order, [data.server_pool, held_out])
     shares = _SPLITTERS[data.partition.kind](labels, rest, classes, data.partition, clients, generator)

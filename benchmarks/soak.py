@@ -1,0 +1,116 @@
+"""Fifty short rounds while a client's process is killed every few seconds.
+
+    python benchmarks/soak.py [--rounds 50] [--every 4]
+
+Prints the resident memory of the driver and of the server after a tenth of the rounds and at the end, and fails if a
+round is missing or memory grew by more than a tenth.
+"""
+
+import argparse
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from fedppd_ray.checkpoint.store import RunStore
+from fedppd_ray.config import client_ids, parse_config
+from fedppd_ray.core.failure_policy import Action
+from fedppd_ray.core.types import Failure
+from fedppd_ray.progress import PlainDisplay
+from fedppd_ray.runtime.ray_executor import RayExecutor
+from fedppd_ray.training import Training
+
+CONFIG = {
+    "name": "soak",
+    "data": {"name": "mnist5k", "calibration": 100, "partition": {"kind": "iid", "rows_per_client": 150}},
+    "client": {"epochs": 2},
+}
+
+
+def resident_megabytes(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def client_processes() -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::RayClient"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+class Watch(PlainDisplay):
+    """Counts failures and notes memory as rounds go by."""
+
+    def __init__(self, server: Any) -> None:
+        super().__init__()
+        self._server_pid = ray.get(server.__ray_call__.remote(lambda _self: os.getpid()))
+        self.retried = self.dropped = 0
+        self.memory: dict[int, tuple[float, float]] = {}
+
+    def client_failed(self, failure: Failure, action: Action) -> None:
+        super().client_failed(failure, action)
+        self.retried += action is Action.RETRY
+        self.dropped += action is Action.DROP
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        super().round_finished(record)
+        self.memory[record["round"]] = (resident_megabytes(os.getpid()), resident_megabytes(self._server_pid))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--every", type=float, default=4.0, help="seconds between two kills")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+    config = parse_config({**CONFIG, "federation": {"clients": 6, "rounds": options.rounds, "retries": 3}})
+    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    executor = RayExecutor(config, client_ids(6))
+    watch = Watch(executor._server)
+    stop = threading.Event()
+    kills = 0
+
+    def kill_now_and_then() -> None:
+        nonlocal kills
+        while not stop.wait(options.every):
+            victims = client_processes()
+            if victims:
+                os.kill(random.choice(victims), signal.SIGKILL)
+                kills += 1
+
+    threading.Thread(target=kill_now_and_then, daemon=True).start()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        store = RunStore(Path(folder) / "run")
+        store.create(config)
+        Training(config, store, executor, watch).run_rounds(None)
+        rounds = [line["round"] for line in store.history()]
+    stop.set()
+    first = max(1, options.rounds // 10)
+    growth = [end / start for start, end in zip(watch.memory[first], watch.memory[options.rounds], strict=True)]
+    print(
+        f"{len(rounds)} rounds in {time.monotonic() - began:.0f} s, {kills} kills, {watch.retried} retries, "
+        f"{watch.dropped} drops\n"
+        f"resident MB after round {first} / {options.rounds}: "
+        f"driver {watch.memory[first][0]:.0f} / {watch.memory[options.rounds][0]:.0f} (×{growth[0]:.2f}), "
+        f"server {watch.memory[first][1]:.0f} / {watch.memory[options.rounds][1]:.0f} (×{growth[1]:.2f})"
+    )
+    ray.shutdown()
+    return 0 if rounds == list(range(1, options.rounds + 1)) and max(growth) < 1.1 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,115 @@
+"""Small real things that many tests share: a configuration of seconds, an observer that remembers, a finished run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedppd_ray.checkpoint.store import RunStore
+from fedppd_ray.config import Config, client_ids, parse_config
+from fedppd_ray.core.executor import SerialExecutor
+from fedppd_ray.core.failure_policy import Action
+from fedppd_ray.core.types import ClientInfo, Failure, Receipt
+from fedppd_ray.data.batches import Shard
+from fedppd_ray.data.catalog import DatasetInfo
+from fedppd_ray.training import Training
+
+torch.set_num_threads(1)
+
+_TINY: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 3,
+    "data": {"server_pool": 30, "calibration": 40, "partition": {"kind": "iid", "rows_per_client": 24}},
+    "federation": {"clients": 3, "rounds": 3},
+    "client": {"epochs": 1, "batch_size": 12},
+    "server": {"distill": {"epochs": 1, "batch_size": 15, "samples": 2}},
+}
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        result[key] = merged(result.get(key, {}), value) if isinstance(value, dict) else value
+    return result
+
+
+class Watcher:
+    """An observer that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.done: list[Receipt] = []
+        self.failed: list[tuple[Failure, Action]] = []
+        self.records: list[dict[str, Any]] = []
+        self.selected: list[list[str]] = []
+        self.lost: list[int] = []
+
+    def run_started(self, config: Config, first_round: int, clients: Sequence[ClientInfo]) -> None:
+        self.first_round = first_round
+
+    def round_started(self, round_id: int, selected: Sequence[str]) -> None:
+        self.selected.append(list(selected))
+
+    def client_done(self, receipt: Receipt) -> None:
+        self.done.append(receipt)
+
+    def client_failed(self, failure: Failure, action: Action) -> None:
+        self.failed.append((failure, action))
+
+    def server_lost(self, round_id: int, reason: str) -> None:
+        self.lost.append(round_id)
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Config]:
+    """A configuration that trains in a fraction of a second, with changes by section."""
+    return lambda **changes: parse_config(merged(_TINY, changes))
+
+
+@pytest.fixture
+def watcher() -> Watcher:
+    return Watcher()
+
+
+@pytest.fixture(scope="session")
+def train_run() -> Callable[..., Watcher]:
+    """Run (or resume) a training without Ray in a folder."""
+
+    def run(config: Config, folder: Path, resume: bool = False) -> Watcher:
+        observer, store = Watcher(), RunStore(folder)
+        if not resume:
+            store.create(config)
+        start = store.resume(config) if resume else None
+        executor = SerialExecutor(config, client_ids(config.federation.clients))
+        Training(config, store, executor, observer).run_rounds(start)
+        return observer
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def finished_run(
+    tiny: Callable[..., Config], train_run: Callable[..., Watcher], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run folder to read from; never write into it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train_run(tiny(federation={"rounds": 2}), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def raw_info() -> DatasetInfo:
+    """A data set whose normalised inputs are the pixels themselves."""
+    return DatasetInfo("raw", tuple("abcd"), (1, 6, 6), (0.0,), (1 / 255,), "none")
+
+
+@pytest.fixture(scope="session")
+def pool(raw_info: DatasetInfo) -> Shard:
+    """37 unlabelled noise images of small pixel values."""
+    images = np.random.default_rng(5).integers(0, 4, (37, 1, 6, 6)).astype(np.uint8)
+    return Shard(images, None, raw_info)

@@ -1,0 +1,167 @@
+"""The layers, read off the syntax tree: who may import whom, and where randomness and time may come from."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "fedppd_ray"
+FILES = sorted(PACKAGE.rglob("*.py"))
+RUNTIME = [path for path in FILES if path.is_relative_to(PACKAGE / "runtime")]
+COMMAND = [PACKAGE / "cli.py", PACKAGE / "__main__.py"]
+WITHOUT_RAY = [path for path in FILES if path not in RUNTIME]
+PURE = [path for path in WITHOUT_RAY if path not in COMMAND]
+ALGORITHM = [
+    path for path in PURE if path.relative_to(PACKAGE).parts[0] in ("core", "methods", "data", "models", "evaluation")
+]
+SERVE = sorted((ROOT / "serve").rglob("*.py"))
+
+# Functions of torch, and methods of tensors, that draw from the global generator unless told otherwise.
+FUNCTIONS = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "normal", "bernoulli", "multinomial"}
+METHODS = {
+    *("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_"),
+    *("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "trunc_normal_"),
+}
+GLOBAL_DROPOUT = {"dropout", "dropout2d", "alpha_dropout", "Dropout2d", "AlphaDropout"}
+NUMPY_WITHOUT_STATE = {"Generator", "PCG64"}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(source: str, package: str) -> Iterator[str]:
+    """Every imported module and imported name, wherever the statement stands."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*parents, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def imports_of(path: Path) -> set[str]:
+    return set(imports(path.read_text(encoding="utf-8"), ".".join(path.relative_to(ROOT).parts[:-1])))
+
+
+def importing(path: Path, *forbidden: str) -> list[str]:
+    return [name for name in imports_of(path) if any(name == f or name.startswith(f + ".") for f in forbidden)]
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def global_draws(source: str) -> list[str]:
+    """Uses of global random state: seeding it, or drawing without a generator."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            name = dotted(node)
+            if name.startswith(("np.random.", "numpy.random.")) and name.split(".")[2] not in NUMPY_WITHOUT_STATE:
+                found.append(name)
+            if name in ("torch.manual_seed", "torch.seed", "torch.random.manual_seed", "torch.set_rng_state"):
+                found.append(name)
+            if name.split(".")[0] in ("F", "nn", "functional") and node.attr in {*GLOBAL_DROPOUT, "Dropout"}:
+                found.append(name)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name, method = dotted(node.func), node.func.attr
+            draws = method in METHODS or (method in FUNCTIONS and name.startswith("torch."))
+            if draws and "generator" not in {keyword.arg for keyword in node.keywords}:
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("path", PURE, ids=relative)
+def test_a_pure_module_imports_no_ray_no_http_and_no_runtime(path: Path) -> None:
+    assert importing(path, "ray", "fastapi", "starlette", "uvicorn", "serve", "fedppd_ray.runtime") == []
+
+
+@pytest.mark.parametrize("path", WITHOUT_RAY, ids=relative)
+def test_only_the_runtime_imports_ray(path: Path) -> None:
+    assert importing(path, "ray") == []
+
+
+def test_the_runtime_does_import_ray() -> None:
+    assert any(importing(path, "ray") for path in RUNTIME)
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=relative)
+def test_the_runtime_imports_no_service(path: Path) -> None:
+    assert importing(path, "serve", "fastapi", "starlette") == []
+
+
+@pytest.mark.parametrize("path", SERVE, ids=relative)
+def test_the_service_never_imports_the_runtime(path: Path) -> None:
+    assert importing(path, "fedppd_ray.runtime") == []
+
+
+def test_the_app_of_the_service_does_not_need_ray() -> None:
+    """Neither app.py nor any module of the service that it imports, however indirectly."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in SERVE}
+    reached: set[str] = set()
+    waiting = ["serve.app"]
+    while waiting:
+        name = waiting.pop()
+        if name in modules and name not in reached:
+            reached.add(name)
+            waiting.extend(imports_of(modules[name]))
+    assert {name: importing(modules[name], "ray") for name in reached} == {name: [] for name in reached}
+
+
+@pytest.mark.parametrize("path", ALGORITHM, ids=relative)
+def test_the_algorithm_reads_no_clock_and_no_entropy(path: Path) -> None:
+    assert importing(path, "time", "datetime", "random", "secrets", "uuid", "os.urandom") == []
+
+
+@pytest.mark.parametrize("path", ALGORITHM, ids=relative)
+def test_the_algorithm_uses_no_global_random_state(path: Path) -> None:
+    assert global_draws(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("name", ["resources"])
+def test_sizing_is_pure_although_it_lies_in_the_runtime(name: str) -> None:
+    assert importing(PACKAGE / "runtime" / f"{name}.py", "ray", "torch") == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("def f():\n    import ray.util", "ray.util"),
+        ("from fedppd_ray import runtime", "fedppd_ray.runtime"),
+        ("from ..runtime import driver", "fedppd_ray.runtime.driver"),
+        ("from . import runtime", "fedppd_ray.core.runtime"),
+        ("if True:\n    from ray import serve as ray_serve", "ray.serve"),
+    ],
+)
+def test_the_check_sees_every_form_of_import(source: str, name: str) -> None:
+    assert name in set(imports(source, "fedppd_ray.core"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "np.random.seed(1)",
+        "numpy.random.rand(3)",
+        "np.random.default_rng()",
+        "torch.manual_seed(0)",
+        "torch.randn(3)",
+        "x.normal_()",
+        "nn.init.xavier_uniform_(w)",
+        "F.dropout(x)",
+        "nn.Dropout(0.5)",
+    ],
+)
+def test_the_check_sees_every_form_of_global_randomness(source: str) -> None:
+    assert global_draws(source)
+
+
+def test_the_check_allows_generators() -> None:
+    allowed = "torch.randn(3, generator=g)\ng.manual_seed(1)\nnp.random.Generator(np.random.PCG64(1)).normal(0, 1, 3)"
+    assert global_draws(allowed) == []
