@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from fedppd_ray.checkpoint.store import RunStore
 from fedppd_ray.config import client_ids, parse_config
@@ -36,19 +37,18 @@ CONFIG = {
 
 
 def resident_megabytes(pid: int) -> float:
+    """Its own memory: pages of the object store, which all processes share, come and go."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
 
 
-def client_processes() -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::RayClient"):
-                found.append(int(entry.name))
-        except OSError:
-            continue  # it ended while we looked
-    return found
+def random_client(executor: RayExecutor) -> int | None:
+    """The process of one of this run's own clients; None while that one is being replaced."""
+    host = random.choice(executor._hosts._hosts)
+    try:
+        return int(ray.get(host.handle.process.remote(), timeout=5))
+    except (RayError, TimeoutError):
+        return None
 
 
 class Watch(PlainDisplay):
@@ -86,9 +86,9 @@ def main() -> int:
     def kill_now_and_then() -> None:
         nonlocal kills
         while not stop.wait(options.every):
-            victims = client_processes()
-            if victims:
-                os.kill(random.choice(victims), signal.SIGKILL)
+            victim = random_client(executor)
+            if victim is not None:
+                os.kill(victim, signal.SIGKILL)
                 kills += 1
 
     threading.Thread(target=kill_now_and_then, daemon=True).start()
@@ -101,6 +101,8 @@ def main() -> int:
     stop.set()
     first = max(1, options.rounds // 10)
     growth = [end / start for start, end in zip(watch.memory[first], watch.memory[options.rounds], strict=True)]
+    for number in range(first, options.rounds + 1, max(1, options.rounds // 10)):
+        print(f"round {number}: driver {watch.memory[number][0]:.0f} MB, server {watch.memory[number][1]:.0f} MB")
     print(
         f"{len(rounds)} rounds in {time.monotonic() - began:.0f} s, {kills} kills, {watch.retried} retries, "
         f"{watch.dropped} drops\n"

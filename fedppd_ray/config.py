@@ -364,7 +364,7 @@ def _keys_beside(path: Sequence[str]) -> list[str]:
 
 
 # Changing these does not change what an earlier round computed, so a resumed run may change them.
-FREE_ON_RESUME = ("name", "federation.rounds", "resources", "clients", "checkpoint", "evaluation", "data.root")
+FREE_ON_RESUME = ("name", "federation.rounds", "resources", "checkpoint", "evaluation", "data.root")
 
 
 def flatten(config: Config) -> dict[str, object]:
@@ -388,6 +388,8 @@ def binding(config: Config) -> dict[str, object]:
         key: value
         for key, value in flatten(config).items()
         if not any(key == free or key.startswith(free + ".") for free in FREE_ON_RESUME)
+        # Where a client runs is free, what it learns from is not.
+        and not (key.startswith("clients.") and not key.endswith(".data"))
     }
 
 

@@ -59,6 +59,11 @@ class RunStore:
         for leftover in self._checkpoints.glob(".new-*"):
             shutil.rmtree(leftover)
         found = self._newest_sound()
+        # One without a manifest was never finished.
+        if found is None and any((folder / "manifest.json").exists() for folder in self._folders()):
+            raise CheckpointError(
+                f"{self._name}: every checkpoint is damaged; remove its checkpoints/ to start again from round 1"
+            )
         self._write_config(config)
         if found is None:
             self._rewrite_metrics([])

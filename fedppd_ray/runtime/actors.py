@@ -1,6 +1,7 @@
 """[3][5] The client and the server as Ray actors: plain workers plus the device that Ray assigned."""
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,6 +53,11 @@ class RayClient(ClientWorker):
     def ready(self) -> str:
         """Answered as soon as the constructor is through: the node's id."""
         return _node()
+
+    @ray.method(concurrency_group="control")
+    def process(self) -> int:
+        """Its process id, answered while it trains: for operators and for tests that kill it."""
+        return os.getpid()
 
 
 class RayServer(ServerWorker):

@@ -113,15 +113,22 @@ class Hosts:
         told: dict[str, list[str]] = {}
         for client, hosts in self._of.items():
             told.setdefault(hosts[0].name, []).append(client)
-        asked = {host.name: host.handle.describe.remote(told[host.name]) for host in self._hosts if host.name in told}
-        try:
-            answers = ray.get(list(asked.values()), timeout=self._config.resources.start_timeout_s)
-        except GetTimeoutError:
-            silent = [name for name, ref in asked.items() if not ray.wait([ref], timeout=0)[0]]
-            raise ResourceError(f"{', '.join(silent)}: started but does not answer; look at the node") from None
-        except RayError as error:
-            raise ResourceError(f"a client could not describe its data: {reason(error)}") from None
-        return sorted((info for answer in answers for info in answer), key=lambda info: info.client)
+        limit = time.monotonic() + self._config.resources.start_timeout_s
+        while True:
+            asked = {
+                host.name: host.handle.describe.remote(told[host.name]) for host in self._hosts if host.name in told
+            }
+            try:
+                answers = ray.get(list(asked.values()), timeout=max(0.0, limit - time.monotonic()))
+                return sorted((info for answer in answers for info in answer), key=lambda info: info.client)
+            except GetTimeoutError:
+                silent = [name for name, ref in asked.items() if not ray.wait([ref], timeout=0)[0]]
+                raise ResourceError(f"{', '.join(silent)}: started but does not answer; look at the node") from None
+            except RayActorError as error:  # a process that died right after its start is being replaced
+                log.warning("asking again for the clients' counts: %s", reason(error))
+                time.sleep(_POLL_S)
+            except RayError as error:
+                raise ResourceError(f"a client could not describe its data: {reason(error)}") from None
 
     # ---- placing work
 

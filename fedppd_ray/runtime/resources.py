@@ -119,22 +119,24 @@ def _deal(
         if left:
             roomiest = max(range(len(left)), key=left.__getitem__)
             left[roomiest] = max(0.0, left[roomiest] - number)
-    # Clients that are bound to certain nodes must fit there even if everyone unbound comes too.
-    free = [name for name in everyone if name not in fixed and not _selector(name, asked)]
-    bound: dict[tuple[tuple[str, str], ...], int] = {}
-    for name in everyone:
-        if name not in fixed and _selector(name, asked):
-            bound[_selector(name, asked)] = bound.get(_selector(name, asked), 0) + 1
+    # Where each may live; without a place of this kind it gets nothing of it and is in nobody's way.
+    home = {
+        name: frozenset(
+            index
+            for index, (node, _) in enumerate(places)
+            if name == _SERVER or matches(asked[name].label_selector, node.labels)
+        )
+        for name in everyone
+        if name not in fixed
+    }
+    anywhere = frozenset(range(len(places)))
     common = sorted(left)[:-1] if spare and len(left) > 1 else left
-    auto = largest_share(common, len(free) + sum(bound.values()))
-    for selector, count in bound.items():
-        there = [space for space, (node, _) in zip(left, places, strict=True) if matches(dict(selector), node.labels)]
-        auto = min(auto, largest_share(there, count + len(free)))
-    return {name: fixed.get(name, auto) for name in everyone}
-
-
-def _selector(name: str, asked: Mapping[str, ClientOverrides]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(asked[name].label_selector.items())) if name in asked else ()
+    auto = largest_share(common, sum(1 for where in home.values() if where))
+    for where in set(home.values()) - {anywhere, frozenset()}:
+        # Those who are bound to these places must fit even if everyone comes who may.
+        guests = sum(1 for other in home.values() if other & where)
+        auto = min(auto, largest_share([left[index] for index in where], guests))
+    return {name: fixed[name] if name in fixed else (auto if home[name] else 0.0) for name in everyone}
 
 
 def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
@@ -165,6 +167,9 @@ def _check(allocation: Allocation, nodes: Sequence[NodeResources]) -> None:
                 raise ResourceError(f"{name} asks for {wanted:g} GPUs; above 1 only whole numbers can be given")
             if not any(wanted <= (node.gpus if kind == "GPU" else node.cpus) for node in nodes):
                 raise ResourceError(f"{name} asks for {wanted:g} {kind}; {describe(nodes)}; lower resources.*")
+    _check_fit("CPU", [share.cpus for share in allocation.clients.values()], [node.cpus for node in nodes], nodes)
+    gpus = [1.0 for node in nodes for _ in range(int(node.gpus))]
+    _check_fit("GPU", [share.gpus for share in allocation.clients.values()], gpus, nodes)
     for kind, total, have in (
         ("CPU", _total(allocation, "cpus"), sum(node.cpus for node in nodes)),
         ("GPU", _total(allocation, "gpus"), sum(node.gpus for node in nodes)),
@@ -174,6 +179,19 @@ def _check(allocation: Allocation, nodes: Sequence[NodeResources]) -> None:
                 f"{len(allocation.clients)} clients and the server ask for {total:g} {kind} together; "
                 f"{describe(nodes)}; lower resources.*, or leave it at auto"
             )
+
+
+def _check_fit(kind: str, shares: Sequence[float], capacities: Sequence[float], nodes: Sequence[NodeResources]) -> None:
+    """Equal shares do not straddle: 0.6 of a GPU fits twice on two, not three times."""
+    size = shares[0]
+    if not 0 < size <= 1 or any(share != size for share in shares):
+        return
+    room = sum(_fits(capacity, size) for capacity in capacities)
+    if room < len(shares):
+        raise ResourceError(
+            f"{len(shares)} clients ask for {size:g} {kind} each, but only {room} such shares fit; {describe(nodes)}; "
+            "lower resources.*, or leave it at auto"
+        )
 
 
 def _total(allocation: Allocation, kind: str) -> float:

@@ -14,7 +14,7 @@ from fedppd_ray.checkpoint import store as store_module
 from fedppd_ray.checkpoint.export import export_student, read_card, read_student
 from fedppd_ray.checkpoint.files import sha256, write_atomically, write_json
 from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, config_hash
+from fedppd_ray.config import CheckpointConfig, Config, config_hash
 from fedppd_ray.core.types import GlobalState
 from fedppd_ray.errors import CheckpointError
 from fedppd_ray.methods import build_method
@@ -202,14 +202,22 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
 
 
 def test_damaged_checkpoints_of_later_rounds_do_not_crowd_out_new_ones(store: RunStore, config: Config) -> None:
-    save(store, config, 1, 2, 3, 4, 5)
-    for round_id in (4, 5):  # all that are kept
+    save(store, config.model_copy(update={"checkpoint": CheckpointConfig(keep=4)}), 1, 2, 3, 4, 5)
+    for round_id in (3, 4, 5):
         truncate(folder_of(store, round_id) / "state.safetensors")
-    assert store.resume(config) is None
-    save(store, config, 1)
-    assert same(store.resume(config), state_of(1))
-    save(store, config, 2)
-    assert checkpoints(store) == ["round-000001", "round-000002"]
+    assert same(store.resume(config), state_of(2))
+    save(store, config, 3)
+    assert same(store.resume(config), state_of(3))
+    assert checkpoints(store) == ["round-000002", "round-000003"]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_silently_started_again(store: RunStore, config: Config) -> None:
+    save(store, config, 1, 2, 3)
+    for round_id in (2, 3):  # all that are kept
+        truncate(folder_of(store, round_id) / "state.safetensors")
+    with pytest.raises(CheckpointError, match="every checkpoint is damaged"):
+        store.resume(config)
+    assert rounds_in_metrics(store) == [1, 2, 3]
 
 
 def test_an_unfinished_checkpoint_is_swept_away(store: RunStore, config: Config) -> None:

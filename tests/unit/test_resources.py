@@ -75,10 +75,21 @@ def test_gpus_of_several_nodes_count_one_by_one() -> None:
     assert {share.gpus for share in allocation.clients.values()} == {0.5}
 
 
-def test_cpus_of_several_nodes_are_not_pooled() -> None:
-    nodes = [NodeResources("1", "a", 1.5, 0), NodeResources("2", "b", 1.5, 0)]
-    allocation = allocate(client_ids(2), nodes, ResourcesConfig())
-    assert allocation.server.cpus == 0.75  # two on one node, one on the other; 1.0 would fit only two
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 32).map(lambda n: n / 2), min_size=2, max_size=5), st.integers(1, 30))
+def test_whichever_of_several_nodes_dies_everyone_fits_on_the_others(cpus: list[float], count: int) -> None:
+    nodes = [NodeResources(str(number), str(number), own, 0) for number, own in enumerate(cpus)]
+    allocation = allocate(client_ids(count), nodes, ResourcesConfig())
+    share = units(allocation.server.cpus)
+    assert {units(own.cpus) for own in allocation.clients.values()} == {share}
+    for dead in range(len(cpus)):
+        assert sum(units(own) // share for number, own in enumerate(cpus) if number != dead) >= count + 1
+
+
+def test_gpus_are_shared_out_to_the_last_one() -> None:
+    """A share of a GPU caps its memory, so none is kept in reserve."""
+    nodes = [gpu_node(1, name=name) for name in "abc"]
+    assert allocate(client_ids(2), nodes, ResourcesConfig()).server.gpus == 1.0
 
 
 def test_a_client_never_gets_more_than_one_core_by_itself() -> None:
@@ -117,7 +128,8 @@ def test_half_an_override_leaves_the_other_half_alone() -> None:
         (ResourcesConfig(client_cpus=3), "client-00 asks for 3 CPU"),
         (ResourcesConfig(server_cpus=4), "the server asks for 4 CPU"),
         (ResourcesConfig(server_gpus=0.5), "the server asks for 0.5 GPU"),
-        (ResourcesConfig(client_cpus=1, server_cpus=0.5), "10 clients and the server ask for 10.5 CPU together"),
+        (ResourcesConfig(client_cpus=1, server_cpus=0.5), "10 clients ask for 1 CPU each, but only 2 such shares fit"),
+        (ResourcesConfig(client_cpus=0.2, server_cpus=0.5), "10 clients and the server ask for 2.5 CPU together"),
         (ResourcesConfig(client_gpus=1.5), "client-00 asks for 1.5 GPUs; above 1 only whole numbers"),
     ],
 )
@@ -206,3 +218,26 @@ def test_an_assigned_gpu_that_torch_does_not_see_is_warned_of() -> None:
     choice = choose_device([0], 0.5, cuda_available=False)
     assert (choice.device, choice.memory_fraction) == ("cpu", None)
     assert "torch sees none" in (choice.warning or "")
+
+
+def test_a_client_bound_to_a_node_without_gpus_takes_none_from_the_others() -> None:
+    nodes = [NodeResources("a", "a", 4, 1), NodeResources("b", "b", 4, 0, {"fl-site": "b"})]
+    wishes = {"client-00": ClientOverrides(label_selector={"fl-site": "b"})}
+    allocation = allocate(client_ids(3), nodes, ResourcesConfig(), wishes)
+    assert allocation.clients["client-00"].gpus == 0
+    assert allocation.clients["client-01"].gpus == allocation.server.gpus == pytest.approx(1 / 3, abs=1e-4)
+
+
+def test_selectors_that_overlap_are_counted_together() -> None:
+    nodes = [NodeResources(site, site, 4, 1, {"fl-site": site}) for site in "ab"]
+    wishes = {
+        f"client-0{i}": ClientOverrides(label_selector={"fl-site": "a" if i < 2 else "in(a,b)"}) for i in range(4)
+    }
+    allocation = allocate(client_ids(4), nodes, ResourcesConfig(), wishes)
+    # The server and the pair that may choose can all end up at a: five must fit on its one GPU.
+    assert {share.gpus for share in allocation.clients.values()} == {0.2}
+
+
+def test_equal_shares_that_would_straddle_are_refused() -> None:
+    with pytest.raises(ResourceError, match=r"3 clients ask for 0\.6 GPU each, but only 2 such shares fit"):
+        allocate(client_ids(3), [gpu_node(2)], ResourcesConfig(client_gpus=0.6, server_gpus=0))

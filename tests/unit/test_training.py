@@ -16,6 +16,7 @@ from fedppd_ray.checkpoint.store import RunStore
 from fedppd_ray.config import Config, client_ids
 from fedppd_ray.core.executor import Arrival, Lost, SerialExecutor
 from fedppd_ray.core.federated_round import select_clients
+from fedppd_ray.core.server import ServerWorker
 from fedppd_ray.core.types import GlobalState
 from fedppd_ray.errors import FedPPDError, QuorumError, ServerLostError
 from fedppd_ray.evaluation.report import load_clients
@@ -214,6 +215,7 @@ class FaultyExecutor(SerialExecutor):
         self, config: Config, bad: dict[int, set[str]] | None = None, lost: dict[int, int] | None = None
     ) -> None:
         super().__init__(config, client_ids(config.federation.clients))
+        self._config = config
         self._bad, self._losses, self._round = bad or {}, dict(lost or {}), 0
 
     def begin(self, round_id: int) -> None:
@@ -227,6 +229,7 @@ class FaultyExecutor(SerialExecutor):
     def finish(self) -> None:
         if self._losses.get(self._round, 0) > 0:
             self._losses[self._round] -= 1
+            self._server = ServerWorker(self._config)  # as a new process: without a state
             raise ServerLostError("the server's process died")
         super().finish()
 
