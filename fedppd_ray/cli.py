@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -99,7 +98,6 @@ def train(
     resolved = load_config(config, settings or [])
     folder = out or f"runs/{resolved.name}"
     prepare(resolved.data.name, resolved.data.root)
-    _stop_on_sigterm()
     try:
         with open_display() as display:
             run_training(
@@ -264,15 +262,6 @@ def _configure_logging(verbose: bool, log_format: LogFormat) -> None:
         logger.handlers = [handler]
         logger.setLevel(logging.DEBUG if verbose else logging.INFO)
         logger.propagate = False
-
-
-def _stop_on_sigterm() -> None:
-    """`ray job stop`, Kubernetes and service managers ask by SIGTERM: the same clean stop as Ctrl-C."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
 
 
 def _stop_event() -> threading.Event:

@@ -2,8 +2,11 @@
 
 import logging
 import os
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import ray
 
@@ -15,6 +18,8 @@ from fedppd_ray.errors import ResourceError
 from fedppd_ray.runtime.gauges import GaugeObserver
 from fedppd_ray.runtime.ray_executor import RayExecutor
 from fedppd_ray.training import Observer, Observers, Training
+
+_CONNECT_S = 10.0
 
 
 def train(
@@ -45,10 +50,12 @@ def train(
 @contextmanager
 def _executor(config: Config, address: str | None, serial: bool) -> Iterator[Executor]:
     clients = client_ids(config.federation.clients)
+    _stop_on_sigterm()
     if serial:
         yield SerialExecutor(config, clients)
         return
     connect(address)
+    _stop_on_sigterm()  # again: ray.init puts a handler of its own there, which ends the process at once
     try:
         executor = RayExecutor(config, clients)
         try:
@@ -59,9 +66,20 @@ def _executor(config: Config, address: str | None, serial: bool) -> Iterator[Exe
         ray.shutdown()
 
 
+def _stop_on_sigterm() -> None:
+    """`ray job stop`, Kubernetes and service managers ask by SIGTERM: the same clean stop as Ctrl-C."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+
+
 def connect(address: str | None) -> None:
     """Join the cluster at `address` or $RAY_ADDRESS (a job's driver has it); else start one of our own."""
     target = address or os.environ.get("RAY_ADDRESS")
+    if target:
+        _require_listener(target)
     quiet = {"logging_level": logging.ERROR, "log_to_driver": True}
     try:
         if target:
@@ -72,3 +90,14 @@ def connect(address: str | None) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ResourceError(f"no Ray cluster at {target or 'this machine'}: {reason}") from None
+
+
+def _require_listener(address: str) -> None:
+    """Fail at once where nobody listens: Ray itself would try for minutes."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not separator or not port.isdigit():
+        return  # "auto" and the like: Ray knows where to look
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise ResourceError(f"no Ray cluster at {address}: {error}; start one, or mend --address") from None

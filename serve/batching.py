@@ -1,0 +1,97 @@
+"""Dynamic batching: requests that wait at the same moment share one forward pass.
+
+While a pass runs, arrivals queue; the next pass takes them all. A lone request therefore never waits for company,
+and no delay needs tuning. (Ray's own batching decorator counts requests, not images, and needs Ray.)
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from fedppd_ray.evaluation.metrics import Floats
+from fedppd_ray.prediction import Pixels
+from serve.student import ServedStudent
+
+
+@dataclass(frozen=True)
+class _Job:
+    student: ServedStudent
+    pixels: Pixels
+    answer: "asyncio.Future[Floats]"
+
+
+class Batcher:
+    """Lives on one event loop. `observe` is told the rows of every forward pass."""
+
+    def __init__(self, max_rows: int, threads: int | None, observe: Callable[[int], None]) -> None:
+        self._max_rows = max_rows
+        self._observe = observe
+        self._waiting: deque[_Job] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        # One thread for shared passes and one for requests too large to share, so that those do not hold up others.
+        # Torch counts its helper threads for each calling thread: these two may use them all, the event loop's none.
+        start = (lambda: None) if threads is None else partial(torch.set_num_threads, threads)
+        self._shared = ThreadPoolExecutor(1, thread_name_prefix="batch", initializer=start)
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large", initializer=start)
+
+    async def log_probabilities(self, student: ServedStudent, pixels: Pixels) -> Floats:
+        loop = asyncio.get_running_loop()
+        if len(pixels) > self._max_rows:
+            self._observe(len(pixels))
+            return await loop.run_in_executor(self._large, student.log_probabilities, pixels)
+        job = _Job(student, pixels, loop.create_future())
+        self._waiting.append(job)
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work())
+        return await job.answer
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while jobs := self._take():
+            student = jobs[0].student
+            rows = jobs[0].pixels if len(jobs) == 1 else np.concatenate([job.pixels for job in jobs])
+            self._observe(len(rows))
+            try:
+                if student.is_quick(len(rows)):
+                    # Cheaper than two thread switches, and too short to be felt by other requests.
+                    answers = student.log_probabilities(rows)
+                    # Let these callers answer, and new ones queue, before the next pass.
+                    await asyncio.sleep(0)
+                else:
+                    answers = await loop.run_in_executor(self._shared, student.log_probabilities, rows)
+            except Exception as error:  # belongs to the callers, who wait for an answer; the worker goes on
+                for job in jobs:
+                    if not job.answer.done():
+                        job.answer.set_exception(error)
+                continue
+            start = 0
+            for job in jobs:
+                stop = start + len(job.pixels)
+                if not job.answer.done():
+                    job.answer.set_result(answers[start:stop])
+                start = stop
+
+    def _take(self) -> list[_Job]:
+        """The longest run of waiting jobs for one student that fits a pass; callers who left are skipped."""
+        jobs: list[_Job] = []
+        rows = 0
+        while self._waiting:
+            job = self._waiting[0]
+            if not job.answer.done():
+                # After a hot reload, requests that were validated for the old student still get the old student.
+                if jobs and (job.student is not jobs[0].student or rows + len(job.pixels) > self._max_rows):
+                    break
+                jobs.append(job)
+                rows += len(job.pixels)
+            self._waiting.popleft()
+        return jobs
+
+    def close(self) -> None:
+        self._shared.shutdown(wait=True)
+        self._large.shutdown(wait=True)

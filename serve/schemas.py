@@ -1,0 +1,106 @@
+"""Requests and answers as OpenAPI shows them, and the exact validator of a model's JSON input."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+
+class ModelReference(BaseModel):
+    name: str
+    version: str = Field(description="Changes with every export: round and digest of the weights.")
+    round: int
+
+
+class Prediction(BaseModel):
+    label: int
+    class_name: str
+    probabilities: list[float] = Field(description="One for each class; they sum to 1.")
+    entropy: float = Field(description="Of the probabilities, in nats.")
+    normalized_entropy: float = Field(ge=0, le=1, description="Entropy divided by its maximum, log(classes).")
+    abstain: bool = Field(description="The entropy is above the threshold: better ask a person.")
+
+
+class AbstentionLevel(BaseModel):
+    coverage: float
+    threshold: float
+
+
+class PredictResponse(BaseModel):
+    model: ModelReference
+    abstention: AbstentionLevel | None = Field(description="The level in force; null for an uncalibrated student.")
+    predictions: list[Prediction]
+
+
+class PredictRequest(BaseModel):
+    """`instances` are images as rows of raw pixel values 0–255: H×W (grey) or H×W×3 (colour)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    instances: list[list[list[float]]] | list[list[list[list[float]]]] = Field(min_length=1)
+    coverage: float | None = Field(
+        None, gt=0, le=1, description="Abstain so that at least this share of calibration rows is answered."
+    )
+
+
+class Problem(BaseModel):
+    code: str
+    field: str = Field(description="The part of the request that is to be mended, e.g. instances[0][3].")
+    message: str
+
+
+class ErrorResponse(BaseModel):
+    error: Problem
+
+
+class ReloadState(BaseModel):
+    watching: bool
+    loaded_at: str
+    reloads: int
+    refused: int = Field(description="Exports that were refused since the service started.")
+    error: str | None = Field(description="Why the newest export is not served; null when it is.")
+
+
+class ModelResponse(BaseModel):
+    """The model card of the export, and how the service stands to it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    version: str
+    round: int
+    classes: list[str]
+    input: dict[str, int]
+    metrics: dict[str, Any]
+    abstention: dict[str, Any] | None
+    config_hash: str
+    reload: ReloadState
+
+
+class Health(BaseModel):
+    status: str
+
+
+Validator = type[BaseModel]
+
+
+def input_validator(shape: tuple[int, int, int], max_images: int) -> Validator:
+    """`PredictRequest` for exactly this input: shape, range and finiteness are checked by compiled code.
+
+    `fail_fast` stops at the first wrong pixel. Without it, a body full of wrong ones costs an error object each.
+    """
+    channels, height, width = shape
+    pixel = Annotated[float, Field(ge=0, le=255, allow_inf_nan=False, strict=True)]
+
+    def exactly(item: Any, length: int) -> Any:
+        return Annotated[list[item], Field(min_length=length, max_length=length, fail_fast=True)]
+
+    point = pixel if channels == 1 else exactly(pixel, channels)
+    image = exactly(exactly(point, width), height)
+    instances = Annotated[list[image], Field(min_length=1, max_length=max_images, fail_fast=True)]  # type: ignore[valid-type]
+    share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
+    return create_model(
+        "PredictInput",
+        __config__=ConfigDict(extra="forbid"),
+        instances=(instances, ...),
+        coverage=(share | None, None),
+    )

@@ -1,0 +1,79 @@
+"""Exported students for the tests, made by the real code: a network trained for seconds, calibrated, exported."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedppd_ray.checkpoint.export import export_student
+from fedppd_ray.checkpoint.store import RunStore
+from fedppd_ray.config import Config, parse_config
+from fedppd_ray.data.batches import Shard
+from fedppd_ray.data.datasets import load
+from fedppd_ray.evaluation.abstention import abstention_card
+from fedppd_ray.evaluation.metrics import score
+from fedppd_ray.evaluation.predictive import HeldOut, network_predictor
+from fedppd_ray.models.flat import FlatModel
+from fedppd_ray.models.networks import build_network, initialise, seed_dropout
+
+DIGITS: dict[str, Any] = {
+    "name": "digits",
+    "data": {"name": "mnist5k", "server_pool": 100, "calibration": 400, "partition": {"kind": "iid"}},
+    "federation": {"clients": 2},
+}
+
+
+def trained_digits(run: Path) -> None:
+    """A run folder with a student that knows its digits, trained in one place to save the tests' time."""
+    torch.manual_seed(0)
+    config = parse_config(DIGITS)
+    held_out = HeldOut(config)
+    data = load("mnist5k", None)
+    # Calibration rows stay out, as they do in a federated run.
+    kept = np.setdiff1d(np.arange(len(data.train)), held_out._partition.calibration)
+    shard = Shard(data.train.images[kept], np.asarray(data.train.labels[kept]), data.info)
+    generator = torch.Generator().manual_seed(1)
+    model = FlatModel(build_network("mnist_student", data.info.shape, 10))
+    initialise(model.module, generator)
+    seed_dropout(model.module, generator)
+    model.module.train()
+    velocity = torch.zeros_like(model.weights)
+    labels = torch.as_tensor(shard.labels)
+    for epoch in range(5):
+        for inputs, rows in shard.batches(50, generator):
+            loss = torch.nn.functional.cross_entropy(model.module(inputs), labels[rows])
+            velocity.mul_(0.9).add_(model.backward(loss))
+            with torch.no_grad():
+                model.weights.add_(velocity, alpha=-0.02 * 0.6**epoch)
+    RunStore(run).create(config)
+    export(run, config, model, 1, held_out)
+
+
+def export(run: Path, config: Config, model: FlatModel, round_id: int, held_out: HeldOut) -> None:
+    predict = network_predictor(model)
+    known = held_out.log_probabilities(predict, "calibration")
+    abstention = abstention_card(known, held_out.labels("calibration"), config.evaluation.coverage)
+    scores = score(held_out.log_probabilities(predict, "test"), held_out.labels("test")).as_dict()
+    export_student(run, config, round_id, model, scores, abstention)
+
+
+def untrained_colour(run: Path) -> None:
+    """A colour model without calibration: all that input handling needs."""
+    config = parse_config({"name": "colours", "data": {"name": "cifar10", "calibration": 0}})
+    model = FlatModel(build_network("cifar10_student", (3, 32, 32), 10))
+    initialise(model.module, torch.Generator().manual_seed(0))
+    run.mkdir(parents=True)
+    export_student(run, config, 3, model, {"accuracy": 10.0}, None)
+
+
+def export_again(run: Path, round_id: int) -> str:
+    """A new version of the student in `run`, as the next round's export would make it; returns its version."""
+    from fedppd_ray.checkpoint.export import read_student
+
+    card, model = read_student(run)
+    with torch.no_grad():
+        model.weights.mul_(1 + 1e-4)
+    config = RunStore(run).config()
+    export_student(run, config, round_id, model, card["metrics"], card["abstention"])
+    return str(read_student(run)[0]["version"])

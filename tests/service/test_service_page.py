@@ -1,0 +1,182 @@
+"""The page for people, in a real browser."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from serve.app import create_app
+from serve.metrics import Metrics
+from serve.predictor import Predictor
+from serve.settings import Settings, token_digest
+from tests.service.conftest import png
+from tests.service.live import TOKEN, free_port, wait_for
+
+CHROMIUM = shutil.which("chromium")
+ARGUMENTS = [
+    "--no-sandbox", "--headless", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+SEVEN = [(80, 70), (200, 70), (140, 220)]
+STAR = [[(60, 60), (220, 220)], [(220, 60), (60, 220)], [(140, 40), (140, 240)], [(40, 140), (240, 140)]]
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)")
+
+
+def started(run: Path, **settings: Any) -> tuple[uvicorn.Server, str]:
+    """The application in a thread: what the browser sees does not depend on Ray."""
+    made = Settings(run=str(run), **settings)
+    port = free_port()
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(Predictor(made, Metrics()), made), port=port, log_level="warning")
+    )
+    threading.Thread(target=server.run, daemon=True).start()
+    wait_for(lambda: server.started, 20)
+    return server, f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def url(digits_run: Path) -> Iterator[str]:
+    server, address = started(digits_run)
+    yield address
+    server.should_exit = True
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1000, "height": 820})
+    yield from opened(page, url)
+
+
+def opened(page: Page, url: str) -> Iterator[Page]:
+    """Nothing from elsewhere is fetched, and no script fails."""
+    trouble: list[str] = []
+    page.on("request", lambda request: None if request.url.startswith((url, "blob:")) else trouble.append(request.url))
+    page.on("pageerror", lambda error: trouble.append(str(error)))
+    page.on("console", lambda message: trouble.append(message.text) if message.type == "error" else None)
+    page.goto(url)
+    expect(page.locator("#bars li")).to_have_count(10)
+    yield page
+    page.close()
+    assert not [line for line in trouble if "401" not in line]
+
+
+def draw(page: Page, points: list[tuple[int, int]]) -> None:
+    box = page.locator("#pad").bounding_box()
+    assert box is not None
+    scale = box["width"] / 280
+    page.mouse.move(box["x"] + points[0][0] * scale, box["y"] + points[0][1] * scale)
+    page.mouse.down()
+    for x, y in points[1:]:
+        page.mouse.move(box["x"] + x * scale, box["y"] + y * scale, steps=8)
+    page.mouse.up()
+
+
+def test_a_drawn_digit_is_answered(page: Page) -> None:
+    draw(page, SEVEN)
+    expect(page.locator("#badge")).to_have_text("answers")
+    expect(page.locator("#label")).to_have_text("7")
+    expect(page.locator("#bars li.best")).to_contain_text("7")
+    assert float(page.locator("#gauge").get_attribute("aria-valuenow") or 1) < 0.3
+
+
+def test_a_scribble_is_abstained_from_and_clearing_starts_anew(page: Page) -> None:
+    for line in STAR:
+        draw(page, line)
+    expect(page.locator("#badge")).to_have_text("abstains: I don't know")
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator("#badge")).to_have_text("waiting for an image")
+
+
+def test_coverage_of_everything_answers_the_scribble(page: Page) -> None:
+    for line in STAR:
+        draw(page, line)
+    expect(page.locator("#badge")).to_have_class("badge unsure")
+    page.get_by_label("Coverage").select_option("1")
+    expect(page.locator("#badge")).to_have_class("badge sure")
+
+
+def test_it_can_be_used_by_keyboard_alone(page: Page) -> None:
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "pad":
+            break
+    for key in ["ArrowUp"] * 10 + [" "] + ["ArrowDown"] * 20 + [" "]:
+        page.keyboard.press(key)
+    expect(page.locator("#label")).to_have_text("1")
+    page.keyboard.press("Escape")
+    expect(page.locator("#label")).to_have_text("–")
+    reached = set()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id"))
+    assert {"clear", "file", "invert", "coverage"} <= reached
+
+
+def test_an_image_file_is_answered_and_inverted_on_demand(page: Page, digits: Any, tmp_path: Path) -> None:
+    index = int(np.flatnonzero(np.asarray(digits.labels) == 3)[0])
+    file = tmp_path / "three.png"
+    file.write_bytes(png(255 - digits.images[index][0]))
+    page.get_by_label("dark on light").check()
+    page.locator("#file").set_input_files(file)
+    expect(page.locator("#label")).to_have_text("3")
+    expect(page.locator("#picture")).to_be_visible()
+
+
+def test_a_file_that_is_no_image_is_explained(page: Page, tmp_path: Path) -> None:
+    file = tmp_path / "broken.png"
+    file.write_bytes(b"hello")
+    page.locator("#file").set_input_files(file)
+    expect(page.get_by_role("alert")).to_contain_text("broken.png is not an image")
+
+
+def test_it_fits_a_phone(browser: Browser, url: str) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    for _ in opened(page, url):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        for locator in ("#pad", "#coverage", "#bars"):
+            box = page.locator(locator).bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= 360
+        draw(page, SEVEN)
+        expect(page.locator("#label")).to_have_text("7")
+
+
+def test_a_protected_service_asks_for_its_token(browser: Browser, digits_run: Path) -> None:
+    server, url = started(digits_run, token_sha256=token_digest(TOKEN))
+    page = browser.new_page()
+    for _ in opened(page, url):
+        draw(page, SEVEN)
+        page.get_by_label("asks for a token").fill(TOKEN)
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("#label")).to_have_text("7")
+        expect(page.locator("#token-form")).to_be_hidden()
+    server.should_exit = True
+
+
+def test_a_colour_model_takes_files_only(browser: Browser, colour_run: Path, tmp_path: Path) -> None:
+    server, url = started(colour_run)
+    file = tmp_path / "colour.png"
+    file.write_bytes(png(np.random.default_rng(0).integers(0, 256, (40, 40, 3))))
+    page = browser.new_page()
+    for _ in opened(page, url):
+        expect(page.locator("#pad")).to_be_hidden()
+        page.locator("#file").set_input_files(file)
+        expect(page.locator("#badge")).to_have_text("answers")
+        expect(page.locator("#threshold")).to_contain_text("never abstains")
+    server.should_exit = True
