@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedppd_ray.core.types import ClientInfo
 from fedppd_ray.evaluation.metrics import BINS, entropy, reliability
@@ -56,6 +57,7 @@ def _convergence(history: Sequence[dict[str, Any]]) -> Figure:
     marker = "o" if len(rounds) < 40 else None
     axes.plot(rounds, [line["accuracy"] for line in known], color=_BLUE, marker=marker, markersize=3)
     axes.set(xlabel="round", ylim=(0, 100))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("accuracy, %", color=_BLUE)
     axes.grid(alpha=0.3)
     right = axes.twinx()
