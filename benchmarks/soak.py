@@ -22,7 +22,8 @@ import ray
 from ray.exceptions import RayError
 
 from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import client_ids, parse_config
+from fedppd_ray.config import client_ids
+from fedppd_ray.config_file import parse_config
 from fedppd_ray.core.failure_policy import Action
 from fedppd_ray.core.types import Failure
 from fedppd_ray.progress import PlainDisplay

@@ -89,7 +89,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a student from federated clients. Ctrl-C stops; --resume continues."""
-    from fedppd_ray.config import load_config
+    from fedppd_ray.config_file import load_config
     from fedppd_ray.data.datasets import prepare
     from fedppd_ray.evaluation.report import report_run
     from fedppd_ray.progress import open_display

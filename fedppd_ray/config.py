@@ -1,30 +1,24 @@
 """[1] Configuration: frozen models, unknown keys rejected, every error names its key and the remedy.
 
-`load_config` reads YAML, applies `--set key=value` overrides and returns a `Config`. Pass the narrow section
+`config_file.load_config` makes a `Config` of a YAML file and `--set key=value` overrides. Pass the narrow section
 on, not the whole.
 """
 
 import difflib
 import fnmatch
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from fedppd_ray.data.catalog import CATALOG, DatasetInfo
 from fedppd_ray.errors import ConfigError
@@ -52,7 +46,7 @@ def _check_row_scaled(value: object) -> object:
         if _ROW_SCALED.match(text):
             return text
         # YAML 1.1 reads 1e-4 as text.
-        number = _number_or(text)
+        number = number_or_text(text)
         if not isinstance(number, float):
             raise ValueError(f"{value!r} is neither a number nor of the form '4/N' or '1e-4*N'")
         return number
@@ -250,7 +244,7 @@ def client_ids(count: int) -> list[str]:
 
 def _known_dataset(key: str, name: str) -> DatasetInfo:
     if name not in CATALOG:
-        raise ValueError(f"{key}: unknown data set {name!r}{_suggest(name, CATALOG)}")
+        raise ValueError(f"{key}: unknown data set {name!r}{suggest(name, CATALOG)}")
     return CATALOG[name]
 
 
@@ -258,7 +252,7 @@ def _check_network(key: str, name: str, info: DatasetInfo) -> None:
     if name == "auto":
         return
     if name not in NETWORKS:
-        raise ValueError(f"{key}: unknown network {name!r}{_suggest(name, NETWORKS)}")
+        raise ValueError(f"{key}: unknown network {name!r}{suggest(name, NETWORKS)}")
     takes = NETWORKS[name].input_shape
     if takes is not None and takes != info.shape:
         raise ValueError(f"{key}: {name} takes images {takes}, {info.name} has {info.shape}; use 'auto'")
@@ -267,142 +261,16 @@ def _check_network(key: str, name: str, info: DatasetInfo) -> None:
         raise ValueError(f"{key}: {name} takes {channels} channels, {info.name} has {info.shape[0]}; use 'auto'")
 
 
-def _suggest(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
+def suggest(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; choose one of {', '.join(sorted(known))}"
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, apply `key=value` overrides, validate. Raises ConfigError with one readable line."""
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: is not valid YAML ({reason})") from None
-    if loaded is not None and not isinstance(loaded, dict):
-        raise ConfigError(f"{path}: must hold `key: value` lines, not a {type(loaded).__name__}")
-    values: dict[str, Any] = loaded or {}
-    for override in overrides:
-        _apply_override(values, override)
-    return parse_config(values)
-
-
-def parse_config(values: Mapping[str, Any]) -> Config:
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_readable(error.errors(), values)) from None
-
-
-def _apply_override(values: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"--set {override}: write key=value, for example --set federation.rounds=4")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {key}: {text!r} is not a valid value") from None
-    *parents, leaf = key.split(".")
-    node = values
-    for parent in parents:
-        child = node.setdefault(parent, {})
-        if not isinstance(child, dict):
-            raise ConfigError(f"--set {key}: {parent} is a value, not a section")
-        node = child
-    # YAML 1.1 reads 1e-4 as text; a user who types it means the number.
-    node[leaf] = _number_or(value)
-
-
-def _number_or(value: object) -> object:
+def number_or_text(value: object) -> object:
+    """YAML 1.1 reads 1e-4 as text; a user who writes it means the number."""
     if isinstance(value, str):
         try:
             return float(value)
         except ValueError:
             return value
     return value
-
-
-def _readable(errors: Sequence[ErrorDetails], values: Mapping[Any, Any]) -> str:
-    """The first faulty key and what is wrong with it, in one line."""
-    path = _key_path(errors[0], values)
-    same = [error for error in errors if _key_path(error, values) == path]
-    others = len({tuple(_key_path(error, values)) for error in errors}) - 1
-    kind, key = errors[0]["type"], ".".join(path)
-    if kind == "extra_forbidden":
-        text = f"{key}: unknown key{_suggest(path[-1], _keys_beside(path))}"
-    elif kind == "value_error":
-        message = str(errors[0]["ctx"]["error"])
-        text = message if not key else f"{key}: {message}"
-    else:
-        # Each member of a union has its own say: "should be 'auto' or should be …".
-        message = " or ".join(error["msg"][0].lower() + error["msg"][1:] for error in same)
-        text = f"{key}: {message} (got {errors[0]['input']!r})"
-    return f"{text} (and {others} more)" if others else text
-
-
-def _key_path(error: ErrorDetails, values: Mapping[Any, Any]) -> list[str]:
-    """The error's place as keys of the file: pydantic appends the members of unions, which are none."""
-    path: list[str] = []
-    node: object = values
-    for part in error["loc"]:
-        if not isinstance(node, Mapping) or part not in node:
-            break
-        path.append(str(part))
-        node = node[part]
-    return path or [str(part) for part in error["loc"]]
-
-
-def _keys_beside(path: Sequence[str]) -> list[str]:
-    node: Any = Config
-    for part in path[:-1]:
-        is_section = isinstance(node, type) and issubclass(node, BaseModel)
-        # Not a section: a mapping from any key to one.
-        node = node.model_fields[part].annotation if is_section else get_args(node)[-1]
-    return list(node.model_fields)
-
-
-# Changing these does not change what an earlier round computed, so a resumed run may change them.
-FREE_ON_RESUME = ("name", "federation.rounds", "resources", "checkpoint", "evaluation", "data.root")
-
-
-def flatten(config: Config) -> dict[str, object]:
-    """Dotted key → value, in a fixed order."""
-    flat: dict[str, object] = {}
-
-    def walk(prefix: str, node: object) -> None:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                walk(f"{prefix}.{key}" if prefix else key, value)
-        else:
-            flat[prefix] = node
-
-    walk("", config.model_dump(mode="json"))
-    return flat
-
-
-def binding(config: Config) -> dict[str, object]:
-    """The keys that a resumed run must share."""
-    return {
-        key: value
-        for key, value in flatten(config).items()
-        if not any(key == free or key.startswith(free + ".") for free in FREE_ON_RESUME)
-        # Where a client runs is free, what it learns from is not.
-        and not (key.startswith("clients.") and not key.endswith(".data"))
-    }
-
-
-def config_hash(config: Config) -> str:
-    text = json.dumps(binding(config), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def difference(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Readable lines `key: before -> after`."""
-    keys = [*before, *(key for key in after if key not in before)]
-    return [
-        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
-        for key in keys
-        if before.get(key, "absent") != after.get(key, "absent")
-    ]

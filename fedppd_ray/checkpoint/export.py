@@ -16,7 +16,8 @@ from safetensors.numpy import save as save_tensors
 
 from fedppd_ray.checkpoint.files import sha256, write_atomically, write_json
 from fedppd_ray.checkpoint.remote import Location, is_url, read_file
-from fedppd_ray.config import Config, config_hash
+from fedppd_ray.config import Config
+from fedppd_ray.config_identity import config_hash
 from fedppd_ray.errors import CheckpointError
 from fedppd_ray.models.flat import FlatModel, Layout, Vector
 from fedppd_ray.models.networks import NETWORKS, build_network

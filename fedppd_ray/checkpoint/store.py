@@ -15,7 +15,9 @@ from fedppd_ray.checkpoint.export import CARD, WEIGHTS
 from fedppd_ray.checkpoint.files import sync_folder, write_atomically
 from fedppd_ray.checkpoint.format import Manifest, read_manifest, read_state, write_checkpoint
 from fedppd_ray.checkpoint.remote import Mirror
-from fedppd_ray.config import Config, binding, config_hash, difference, load_config
+from fedppd_ray.config import Config
+from fedppd_ray.config_file import load_config
+from fedppd_ray.config_identity import binding, config_hash, difference
 from fedppd_ray.core.types import GlobalState
 from fedppd_ray.errors import CheckpointError
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import ray
 
-from fedppd_ray.config import client_ids, parse_config
+from fedppd_ray.config import client_ids
+from fedppd_ray.config_file import parse_config
 from fedppd_ray.core.executor import SerialExecutor
 from fedppd_ray.runtime.ray_executor import RayExecutor
 from tests.runtime.conftest import Recorder, run

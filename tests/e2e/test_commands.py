@@ -91,7 +91,7 @@ def test_quickstart_reaches_ninety_percent_from_clients_with_two_major_classes(t
 
 
 def test_every_config_of_the_repository_is_valid():
-    from fedppd_ray.config import load_config
+    from fedppd_ray.config_file import load_config
 
     paths = sorted(Path(ROOT / "configs").glob("*.yaml"))
     assert paths

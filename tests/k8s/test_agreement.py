@@ -29,7 +29,8 @@ from ray.serve.schema import (
 )
 
 from fedppd_ray.cli import app
-from fedppd_ray.config import Config, client_ids, load_config
+from fedppd_ray.config import Config, client_ids
+from fedppd_ray.config_file import load_config
 from serve.deployment import ApplicationArgs, deployment
 from serve.settings import TOKEN_FILE_VARIABLE
 from tests.k8s.conftest import K8S, ROOT, Builder

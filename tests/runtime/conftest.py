@@ -9,7 +9,8 @@ import pytest
 import ray
 
 from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, client_ids, parse_config
+from fedppd_ray.config import Config, client_ids
+from fedppd_ray.config_file import parse_config
 from fedppd_ray.core.types import GlobalState
 from fedppd_ray.runtime.ray_executor import RayExecutor
 from fedppd_ray.training import Training

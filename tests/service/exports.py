@@ -8,7 +8,8 @@ import torch
 
 from fedppd_ray.checkpoint.export import export_student
 from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, parse_config
+from fedppd_ray.config import Config
+from fedppd_ray.config_file import parse_config
 from fedppd_ray.data.batches import Shard
 from fedppd_ray.data.datasets import load
 from fedppd_ray.evaluation.abstention import abstention_card

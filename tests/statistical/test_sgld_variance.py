@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedppd_ray.config import parse_config
+from fedppd_ray.config_file import parse_config
 from fedppd_ray.core.sgld import sgld_step
 from fedppd_ray.core.types import GlobalState
 from fedppd_ray.data.batches import Shard

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, client_ids, parse_config
+from fedppd_ray.config import Config, client_ids
+from fedppd_ray.config_file import parse_config
 from fedppd_ray.core.executor import SerialExecutor
 from fedppd_ray.core.failure_policy import Action
 from fedppd_ray.core.types import ClientInfo, Failure, Receipt

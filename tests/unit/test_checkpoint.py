@@ -14,7 +14,8 @@ from fedppd_ray.checkpoint import store as store_module
 from fedppd_ray.checkpoint.export import export_student, read_card, read_student
 from fedppd_ray.checkpoint.files import sha256, write_atomically, write_json
 from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import CheckpointConfig, Config, config_hash
+from fedppd_ray.config import CheckpointConfig, Config
+from fedppd_ray.config_identity import config_hash
 from fedppd_ray.core.types import GlobalState
 from fedppd_ray.errors import CheckpointError
 from fedppd_ray.methods import build_method

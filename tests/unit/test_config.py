@@ -6,16 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fedppd_ray.config import (
-    Config,
-    binding,
-    client_ids,
-    config_hash,
-    difference,
-    for_rows,
-    load_config,
-    parse_config,
-)
+from fedppd_ray.config import Config, client_ids, for_rows
+from fedppd_ray.config_file import load_config, parse_config
+from fedppd_ray.config_identity import binding, config_hash, difference
 from fedppd_ray.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

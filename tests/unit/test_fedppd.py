@@ -257,7 +257,7 @@ def test_averaging_keeps_no_clients_model() -> None:
     import gc
     import weakref
 
-    from fedppd_ray.config import parse_config
+    from fedppd_ray.config_file import parse_config
 
     method = build_method(parse_config({}))
     aggregation = method.aggregation(start_of(method))
