@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
+SERVICE_TOKEN = secrets.token_hex(16)
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ def running_head(auth_mode: str) -> Iterator[Head]:
         **os.environ,
         "RAY_AUTH_MODE": auth_mode,
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
+        "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{dashboard}",
+        "FEDPPD_TOKEN": SERVICE_TOKEN,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     environment.pop("RAY_ADDRESS", None)
@@ -75,7 +78,7 @@ def running_head(auth_mode: str) -> Iterator[Head]:
             yield Head(environment, metrics)
         finally:
             process.terminate()  # --block: the head goes with this process
-            process.wait(30)
+            process.wait(120)  # a deployed service lets its requests finish first
 
 
 def _wait_for(process: "subprocess.Popen[str]", environment: dict[str, str]) -> None:

@@ -4,12 +4,15 @@ import json
 import re
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from tests.cluster.conftest import RAY, ROOT, Head
+from tests.cluster.conftest import RAY, ROOT, SERVICE_TOKEN, Head, free_port
 from tests.e2e.conftest import SMALL, fedppd, student_digest
 
 TRAIN = ["train", "configs/quickstart.yaml", *SMALL]
@@ -26,8 +29,34 @@ def assert_trains(head: Head, folder: Path) -> None:
     assert abs(sum(answer["probabilities"]) - 1) < 1e-9
 
 
-def test_a_job_submitted_with_a_token_trains_streams_progress_and_leaves_a_student(head: Head, tmp_path: Path):
+def test_a_job_with_a_token_trains_and_serve_deploy_serves_its_student(head: Head, tmp_path: Path):
     assert_trains(head, tmp_path)
+    config = yaml.safe_load((ROOT / "serve" / "config.yaml").read_text())
+    port = free_port()
+    config["http_options"]["port"] = port
+    config["applications"][0]["args"]["run"] = str(tmp_path / "run")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    deployed = subprocess.run(
+        [str(Path(RAY).with_name("serve")), "deploy", str(tmp_path / "config.yaml")],
+        env=head.environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert deployed.returncode == 0, deployed.stderr
+    answer = _predict(port, (tmp_path / "digit.png").read_bytes())
+    card = json.loads((tmp_path / "run" / "student" / "model.json").read_text())
+    assert answer["model"]["version"] == card["version"]
+    assert abs(sum(answer["predictions"][0]["probabilities"]) - 1) < 1e-6
+
+
+def _predict(port: int, image: bytes) -> dict[str, Any]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/predict", image, {"Content-Type": "image/png"})
+    request.add_header("Authorization", f"Bearer {SERVICE_TOKEN}")
+    for _ in range(300):  # `serve deploy` returns before the replica is up
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return dict(json.load(response))
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.3)
+    pytest.fail("the deployed service did not answer")
 
 
 def test_without_authentication_a_job_works_the_same(open_head: Head, tmp_path: Path):
