@@ -68,6 +68,7 @@ def running_head(auth_mode: str) -> Iterator[Head]:
         command = [
             RAY, "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1", f"--port={port}",
             f"--dashboard-port={dashboard}", f"--metrics-export-port={metrics}", f"--temp-dir={folder}",
+            f"--dashboard-agent-listen-port={free_port()}",  # its default is one port for all Rays of a machine
             "--disable-usage-stats",
         ]  # fmt: skip
         process = subprocess.Popen(

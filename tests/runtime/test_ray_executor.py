@@ -11,6 +11,8 @@ import ray
 
 from fedppd_ray.config import client_ids
 from fedppd_ray.core.executor import SerialExecutor
+from fedppd_ray.core.failure_policy import FailurePolicy
+from fedppd_ray.core.federated_round import federated_round
 from fedppd_ray.core.types import GlobalState
 from fedppd_ray.errors import QuorumError, ResourceError
 from tests.runtime.conftest import Recorder, run, tiny_config
@@ -104,6 +106,31 @@ def test_a_client_that_hangs_past_the_deadline_is_dropped_and_comes_back(ray_exe
     assert (outcome[0], outcome[-1]) == ((2, 1), (3, 0))
     assert time.monotonic() - began < 100
     assert pid_of(executor._hosts._of["client-02"][0].handle) != stuck
+
+
+def test_a_late_answer_is_ignored(ray_executor, tmp_path):
+    """A client that misses the deadline of round 1 and works on afterwards: as if it had not taken part in it."""
+    config = tiny_config(federation__deadline_s=8)
+    executor = ray_executor(config)
+    slow = pid_of(executor._hosts._of["client-02"][0].handle)
+    observer = Recorder(on_round=lambda round_id: os.kill(slow, signal.SIGSTOP) if round_id == 1 else None)
+    dropped = observer.client_failed
+
+    def wake(failure, action) -> None:
+        dropped(failure, action)
+        os.kill(slow, signal.SIGCONT)
+        time.sleep(2)  # time enough to finish, and to answer late
+
+    observer.client_failed = wake
+    state = run(config, tmp_path / "run", executor, observer)
+    assert [(record["clients"], record["failed"]) for record in observer.records] == [(2, 1), (3, 0)]
+    serial = SerialExecutor(config, client_ids(3))
+    serial.install(None)
+    policy = FailurePolicy(retries=0, quorum=0.5)
+    federated_round(serial, 1, client_ids(3)[:2], policy, Recorder())
+    federated_round(serial, 2, client_ids(3), policy, Recorder())
+    assert_same_bits(state, serial.state())
+    assert pid_of(executor._hosts._of["client-02"][0].handle) == slow  # it stopped by itself, and was not killed
 
 
 def test_updates_that_are_not_finite_stop_the_run_below_quorum_with_the_last_round_intact(ray_executor, tmp_path):
