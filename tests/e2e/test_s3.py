@@ -131,6 +131,7 @@ def test_evaluate_says_the_same_of_both(resumed: str, local: Path):
     assert json.loads(there.stdout) == json.loads(here.stdout)
 
 
+@pytest.mark.long
 def test_predict_says_the_same_of_both(resumed: str, local: Path, tmp_path: Path):
     image = tmp_path / "digit.png"
     assert fedppd("data", "sample", "mnist5k", image).returncode == 0
@@ -139,6 +140,7 @@ def test_predict_says_the_same_of_both(resumed: str, local: Path, tmp_path: Path
     assert json.loads(there.stdout) == json.loads(here.stdout)
 
 
+@pytest.mark.long
 def test_the_report_can_be_made_again(storage: Storage, resumed: str):
     for key in ("report.html", "plots/convergence.png"):
         storage.client.delete_object(Bucket=BUCKET, Key=f"team/run/{key}")
@@ -149,6 +151,7 @@ def test_the_report_can_be_made_again(storage: Storage, resumed: str):
     assert storage.read("team/run/plots/convergence.png").startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_a_second_run_at_the_same_url_is_refused(resumed: str):
     line = one_line(train(resumed, "--serial", rounds=ROUNDS))
     assert line.startswith(f"fedppd: {resumed} already holds a run; continue it with --resume")
@@ -173,6 +176,7 @@ def test_kill_9_and_a_retry_of_the_same_command_give_the_same_bits(storage: Stor
     assert storage.rounds("killed") == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_resume_if_exists_works_on_disk_too(tmp_path: Path, local: Path):
     for rounds in (1, ROUNDS):
         done = train(tmp_path / "run", "--serial", "--resume-if-exists", rounds=rounds)
@@ -232,16 +236,19 @@ def test_fedppd_serve_answers_from_a_url_and_follows_it(
 
 
 @pytest.mark.parametrize("arguments", [("evaluate",), ("report",)])
+@pytest.mark.long
 def test_a_missing_bucket_is_one_line(arguments: tuple[str, ...]):
     assert one_line(fedppd(*arguments, "s3://no-such-bucket/run")) == (
         "fedppd: s3://no-such-bucket/run: no such bucket; create it, or mend the URL"
     )
 
 
+@pytest.mark.long
 def test_training_into_a_missing_bucket_stops_before_it_starts():
     assert "no such bucket" in one_line(train("s3://no-such-bucket/run", rounds=1))
 
 
+@pytest.mark.long
 def test_a_url_without_a_run_is_one_line():
     url = f"s3://{BUCKET}/nothing"
     assert one_line(fedppd("evaluate", url)) == f"fedppd: {url} is no run folder: it has no config.yaml"
@@ -259,6 +266,7 @@ def test_wrong_credentials_are_one_line(storage: Storage, resumed: str):
         storage.check_keys("inf")
 
 
+@pytest.mark.long
 def test_no_credentials_are_one_line(resumed: str, monkeypatch: pytest.MonkeyPatch):
     for name in KEYS:
         monkeypatch.delenv(name)
