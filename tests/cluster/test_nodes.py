@@ -125,6 +125,7 @@ def test_clients_pinned_to_a_dead_node_are_dropped_by_name_and_the_rest_go_on(no
         assert sorted(failure["client"] for failure in record["failures"]) == ["client-00", "client-01"]
 
 
+@pytest.mark.long
 def test_the_quorum_decides_when_a_dead_node_takes_too_many_clients_along(nodes, tmp_path):
     config = pinned(tmp_path, quorum=0.75)
     observer = Recorder(on_round=lambda round_id: nodes.kill("a") if round_id == 2 else None)

@@ -81,7 +81,8 @@ def test_an_address_without_a_cluster_is_one_readable_line(tmp_path):
 
 def test_quickstart_reaches_ninety_percent_from_clients_with_two_major_classes(tmp_path):
     out = tmp_path / "quickstart"
-    done = fedppd("train", ROOT / "configs/quickstart.yaml", "--out", out, timeout=280)
+    fewer = ["--set", "federation.rounds=14"]  # of 20: two thirds of the time, and enough
+    done = fedppd("train", ROOT / "configs/quickstart.yaml", "--out", out, *fewer, timeout=280)
     assert done.returncode == 0, done.stderr
     figures = json.loads(fedppd("evaluate", out, "--json").stdout)
     assert figures["accuracy"] >= 90

@@ -63,7 +63,9 @@ def test_without_ray_the_same_student_comes_out(uninterrupted, tmp_path):
     assert student_digest(out) == student_digest(uninterrupted)
 
 
-@pytest.mark.parametrize("after_round", [pytest.param(0, marks=pytest.mark.long), 1, 3])
+@pytest.mark.parametrize(
+    "after_round", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(3, marks=pytest.mark.long)]
+)
 def test_kill_9_of_the_driver_and_resume_give_the_same_bits(uninterrupted, tmp_path, after_round):
     out = tmp_path / "run"
     driver = start(out)

@@ -125,6 +125,7 @@ def test_a_run_in_storage_holds_what_a_folder_holds(storage: Storage, local: Pat
     assert set(storage.keys("team/run/")) == on_disk
 
 
+@pytest.mark.long
 def test_evaluate_says_the_same_of_both(resumed: str, local: Path):
     there, here = (fedppd("evaluate", run, "--json") for run in (resumed, local))
     assert there.returncode == 0, there.stderr
