@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from fedppd_ray.checkpoint import export, remote
 from fedppd_ray.checkpoint.export import export_student, read_card, read_student
@@ -477,7 +477,7 @@ def test_a_location_that_cannot_be_used_is_refused_in_one_line(location: str | P
 def test_without_the_extra_a_url_says_what_to_install(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     remote._s3_files.cache_clear()
     # fsspec remembers what it has imported once, in an earlier test say.
-    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)
+    monkeypatch.delitem(_registry, "s3", raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=r"install fedppd-ray\[s3\]"), open_to_train(URL):
         pass
