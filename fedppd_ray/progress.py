@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -96,7 +95,6 @@ class LiveDisplay(PlainDisplay):
         )
         self._run = self._progress.add_task("starting Ray and the clients", total=None, note="")
         self._clients = self._progress.add_task("clients", total=None, note="", visible=False)
-        self._started = time.monotonic()
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -14,6 +14,8 @@ from ray.cluster_utils import Cluster
 
 from fedppd_ray.config import client_ids
 from fedppd_ray.core.executor import SerialExecutor
+from fedppd_ray.core.failure_policy import FailurePolicy
+from fedppd_ray.core.federated_round import federated_round
 from fedppd_ray.data.datasets import load
 from fedppd_ray.errors import QuorumError, ResourceError
 from fedppd_ray.runtime.ray_executor import RayExecutor
@@ -123,6 +125,10 @@ def test_clients_pinned_to_a_dead_node_are_dropped_by_name_and_the_rest_go_on(no
     assert [(record["clients"], record["failed"]) for record in observer.records] == [(4, 0), (2, 2), (2, 2)]
     for record in observer.records[1:]:
         assert sorted(failure["client"] for failure in record["failures"]) == ["client-00", "client-01"]
+    # The quorum decides: half of the clients are not enough for three quarters, and the state stays as it was.
+    with pytest.raises(QuorumError, match=r"round 4: 2 of 4 clients delivered, the quorum is 3.*client-0[01]"):
+        federated_round(executor, 4, client_ids(4), FailurePolicy(retries=0, quorum=0.75), Recorder())
+    assert executor.state().round == 3
 
 
 @pytest.mark.long
