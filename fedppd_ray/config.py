@@ -4,38 +4,19 @@
 on, not the whole.
 """
 
-import difflib
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, model_validator
 
-from fedppd_ray.data.catalog import CATALOG, DatasetInfo
+from fedppd_ray.config_data import DataConfig, PartitionConfig, check_data, check_network, suggest
+from fedppd_ray.config_section import Section
+from fedppd_ray.data.catalog import DatasetInfo
 from fedppd_ray.errors import ConfigError
-from fedppd_ray.models.networks import NETWORKS
 
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_bool_as_number(cls, value: object, info: ValidationInfo) -> object:
-        """Python and pydantic take true for 1; who writes `seed: yes` means something else."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError(f"{str(value).lower()} is not a valid value")
-        return value
-
+__all__ = ["Config", "DataConfig", "PartitionConfig", "Section", "client_ids", "for_rows", "number_or_text", "suggest"]
 
 _ROW_SCALED = re.compile(r"^((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)([*/])N$", re.IGNORECASE)
 
@@ -68,24 +49,6 @@ def for_rows(value: float | str, rows: int) -> float:
     return value
 
 
-class PartitionConfig(Section):
-    """Who holds what. `rows_per_client: null` hands out everything."""
-
-    kind: Literal["major_classes", "iid", "dirichlet"] = "major_classes"
-    rows_per_client: int | None = Field(default=None, ge=1)
-    major: int = Field(default=2, ge=1, description="major_classes: classes a client mostly holds")
-    extra_per_class: int = Field(default=10, ge=0, description="major_classes: rows of every class besides")
-    alpha: float = Field(default=0.5, gt=0, description="dirichlet: concentration, smaller is more skewed")
-
-
-class DataConfig(Section):
-    name: str = "mnist5k"
-    root: str | None = Field(default=None, description="folder of the data files; default $FEDPPD_DATA")
-    partition: PartitionConfig = PartitionConfig()
-    server_pool: int = Field(default=0, ge=0, description="unlabelled rows on the server")
-    calibration: int = Field(default=0, ge=0, description="held-out rows that set the abstention threshold")
-
-
 class FederationConfig(Section):
     clients: int = Field(default=10, ge=1)
     rounds: int = Field(default=20, ge=1)
@@ -103,19 +66,30 @@ class ClientConfig(Section):
 
 
 class TeacherConfig(Section):
-    """The SGLD chain. T = 1 is the Bayes posterior; the authors ran T = 4/N."""
+    """The chain that samples. T = 1 is the Bayes posterior; the authors ran SGLD with T = 4/N."""
 
     network: str = "auto"
-    rate: float = Field(default=0.045, gt=0, description="SGLD step size η")
-    rate_step: int = Field(default=2, ge=1, description="StepLR: local epochs between two decays")
+    pretrained: bool = Field(default=False, description="start from ImageNet weights (resnet18, resnet34)")
+    sampler: Literal["sgld", "cyclical", "sghmc", "psgld"] = "sgld"
+    rate: float = Field(default=0.045, gt=0, description="step size η; sghmc drifts by η/friction a step, others η/2")
+    rate_step: int = Field(default=2, ge=1, description="StepLR: local epochs between two decays; not in cyclical")
     rate_gamma: float = Field(default=0.85, gt=0, le=1)
     temperature: RowScaled = "4/N"
     prior_precision: RowScaled = "1e-4*N"
     send: Literal["map", "last"] = "map"
+    sampling_epochs: int | None = Field(
+        default=None, ge=1, description="cyclical, psgld: last local epochs, which sample; null: half, rounded up"
+    )
+    friction: float = Field(default=0.1, gt=0, le=1, description="sghmc: share of the momentum that a step loses")
+    preconditioner_decay: float = Field(default=0.99, ge=0, lt=1, description="psgld: memory of squared gradients")
+    preconditioner_epsilon: float = Field(
+        default=0.1, gt=0, description="psgld: added to a weight's gradient size relative to the mean one"
+    )
 
 
 class StudentConfig(Section):
     network: str = "auto"
+    pretrained: bool = Field(default=False, description="start from ImageNet weights (resnet18, resnet34)")
     rate: float = Field(default=0.055, gt=0)
     weight_decay: float = Field(default=1e-4, ge=0)
     input_noise: float = Field(default=0.001, ge=0, description="std on normalised pixels")
@@ -144,6 +118,45 @@ class DistillConfig(Section):
 class ServerConfig(Section):
     aggregate: Literal["average", "distill"] = "average"
     distill: DistillConfig = DistillConfig()
+
+
+class BaselineConfig(Section):
+    """The clients' SGD in fedavg, fedbe, fedswag and fedpa; StepLR and decay as the teacher's."""
+
+    network: Literal["teacher", "student"] = Field(default="teacher", description="whose network the baseline trains")
+    rate: float | None = Field(default=None, gt=0, description="null: teacher.rate / 2, the drift of the chain")
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=1e-4, ge=0)
+
+
+class FedSWAGConfig(Section):
+    """SWAG on the clients in the last round, 30 samples to predict."""
+
+    rank: int = Field(default=20, ge=2, description="most deviations that a client keeps, one a local epoch")
+    samples: int = Field(default=30, ge=1, description="networks that a prediction averages")
+
+
+class FedPAConfig(Section):
+    """Posterior averaging. `start_round` and earlier rounds: see `fedpa.py`."""
+
+    start_round: int = Field(default=1, ge=1, description="FedAvg before it")
+    burn_in: int | None = Field(default=None, ge=0, description="local epochs before the first sample; null: half")
+    shrinkage: float = Field(default=0.01, ge=0, description="ρ of the covariance estimate; 0 is FedAvg's delta")
+    server_rate: float = Field(default=1.0, gt=0, description="the server's step along the mean delta")
+
+
+class ActiveConfig(Section):
+    """Federated active learning: what a client has labelled at first, and what it may have labelled later."""
+
+    labelled: int = Field(default=400, ge=1, description="labelled rows of a client at the start")
+    pool: int = Field(default=3200, ge=1, description="unlabelled rows of a client at the start")
+    budget: int = Field(default=400, ge=1, description="rows that a client labels after each training")
+    acquisition: Literal["entropy", "random"] = Field(default="entropy", description="how it chooses them")
+
+    @property
+    def trainings(self) -> int:
+        """With the first labelled rows, and again after each acquisition until the pool is empty."""
+        return 1 + -(-self.pool // self.budget)
 
 
 class EvaluationConfig(Section):
@@ -182,13 +195,17 @@ class CheckpointConfig(Section):
 class Config(Section):
     name: str = Field(default="run", min_length=1)
     seed: int = Field(default=0, ge=0)
-    method: Literal["fedppd"] = "fedppd"
+    method: Literal["fedppd", "fedavg", "fedbe", "fedswag", "fedpa"] = "fedppd"
     data: DataConfig = DataConfig()
     federation: FederationConfig = FederationConfig()
     client: ClientConfig = ClientConfig()
     teacher: TeacherConfig = TeacherConfig()
     student: StudentConfig = StudentConfig()
     server: ServerConfig = ServerConfig()
+    baseline: BaselineConfig = BaselineConfig()
+    fedswag: FedSWAGConfig = FedSWAGConfig()
+    fedpa: FedPAConfig = FedPAConfig()
+    active: ActiveConfig | None = Field(default=None, description="active learning: train on labelled rows only")
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
     clients: Mapping[str, ClientOverrides] = Field(default={}, description="by client id or pattern: client-0*")
@@ -196,23 +213,18 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        info = _known_dataset("data.name", self.data.name)
-        if info.adapts:
-            raise ValueError(f"data.name: {info.name} is an out-of-distribution set; it can be evaluation.ood only")
-        if self.evaluation.ood is not None:
-            ood = _known_dataset("evaluation.ood", self.evaluation.ood)
-            if not ood.adapts and ood.shape != info.shape:
-                raise ValueError(f"evaluation.ood: {ood.name} has images {ood.shape}, {info.name} {info.shape}")
-        part = self.data.partition
-        if part.kind == "major_classes" and part.major > len(info.classes):
-            raise ValueError(
-                f"data.partition.major: {part.major} major classes, but {info.name} has only "
-                f"{len(info.classes)} classes; choose at most {len(info.classes)}"
-            )
-        for key, network in (("teacher", self.teacher.network), ("student", self.student.network)):
-            _check_network(f"{key}.network", network, info)
-        if self.server.aggregate == "distill" and self.data.server_pool == 0:
+        info = check_data(self.data, self.evaluation.ood)
+        check_network("teacher", self.teacher.network, self.teacher.pretrained, info)
+        check_network("student", self.student.network, self.student.pretrained, info)
+        if self.distils_on_server and self.data.server_pool == 0:
             raise ValueError("data.server_pool: distillation on the server needs unlabelled rows; set it above 0")
+        if self.method == "fedpa" and (self.fedpa.burn_in or 0) >= self.client.epochs:
+            raise ValueError(
+                f"fedpa.burn_in: {self.fedpa.burn_in} of client.epochs={self.client.epochs} leaves no epoch to sample "
+                f"in; lower it"
+            )
+        if self.method == "fedppd":
+            _check_sampler(self.teacher, self.client.epochs)
         ids = client_ids(self.federation.clients)
         for pattern in self.clients:
             if not fnmatch.filter(ids, pattern):
@@ -221,7 +233,16 @@ class Config(Section):
 
     @property
     def dataset(self) -> DatasetInfo:
-        return CATALOG[self.data.name]
+        return self.data.info
+
+    @property
+    def distils_on_server(self) -> bool:
+        return self.method == "fedbe" or (self.method == "fedppd" and self.server.aggregate == "distill")
+
+    @property
+    def exported_network(self) -> str:
+        """The name of the network that is exported and served."""
+        return self.network_for("student" if self.method == "fedppd" else self.baseline.network)
 
     def overrides_for(self, client: str) -> ClientOverrides:
         """Everything that `clients` says of this one; later patterns win."""
@@ -233,7 +254,10 @@ class Config(Section):
 
     def network_for(self, role: str) -> str:
         chosen = self.teacher.network if role == "teacher" else self.student.network
-        return f"{self.dataset.family}_{role}" if chosen == "auto" else chosen
+        return self.dataset.network(role) if chosen == "auto" else chosen
+
+    def pretrained(self, role: str) -> bool:
+        return self.teacher.pretrained if role == "teacher" else self.student.pretrained
 
 
 def client_ids(count: int) -> list[str]:
@@ -242,28 +266,35 @@ def client_ids(count: int) -> list[str]:
     return [f"client-{index:0{width}d}" for index in range(count)]
 
 
-def _known_dataset(key: str, name: str) -> DatasetInfo:
-    if name not in CATALOG:
-        raise ValueError(f"{key}: unknown data set {name!r}{suggest(name, CATALOG)}")
-    return CATALOG[name]
+# Which samplers a setting of the teacher belongs to; elsewhere it would be ignored in silence.
+_SAMPLER_KEYS = {
+    "sampling_epochs": ("cyclical", "psgld"),
+    "friction": ("sghmc",),
+    "preconditioner_decay": ("psgld",),
+    "preconditioner_epsilon": ("psgld",),
+}
 
 
-def _check_network(key: str, name: str, info: DatasetInfo) -> None:
-    if name == "auto":
+def _check_sampler(teacher: TeacherConfig, epochs: int) -> None:
+    for key, samplers in _SAMPLER_KEYS.items():
+        changed = getattr(teacher, key) != TeacherConfig.model_fields[key].default
+        if changed and teacher.sampler not in samplers:
+            raise ValueError(
+                f"teacher.{key}: teacher.sampler={teacher.sampler} has no use for it; "
+                f"remove it or set teacher.sampler to {' or '.join(samplers)}"
+            )
+    if teacher.sampler not in _SAMPLER_KEYS["sampling_epochs"]:
         return
-    if name not in NETWORKS:
-        raise ValueError(f"{key}: unknown network {name!r}{suggest(name, NETWORKS)}")
-    takes = NETWORKS[name].input_shape
-    if takes is not None and takes != info.shape:
-        raise ValueError(f"{key}: {name} takes images {takes}, {info.name} has {info.shape}; use 'auto'")
-    channels = NETWORKS[name].channels
-    if channels is not None and channels != info.shape[0]:
-        raise ValueError(f"{key}: {name} takes {channels} channels, {info.name} has {info.shape[0]}; use 'auto'")
-
-
-def suggest(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; choose one of {', '.join(sorted(known))}"
+    if epochs < 2:
+        raise ValueError(
+            f"teacher.sampler: {teacher.sampler} explores before it samples, but client.epochs={epochs}; "
+            f"set client.epochs to 2 or more, or teacher.sampler to sgld"
+        )
+    if teacher.sampling_epochs is not None and teacher.sampling_epochs >= epochs:
+        raise ValueError(
+            f"teacher.sampling_epochs: {teacher.sampling_epochs} of client.epochs={epochs} leaves {teacher.sampler} no "
+            f"epoch to explore in; set it to at most {epochs - 1}"
+        )
 
 
 def number_or_text(value: object) -> object:

@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedppd_ray.config import Config, number_or_text, suggest
+from fedppd_ray.config import Config, client_ids, number_or_text, suggest
+from fedppd_ray.data.catalog import FOLDER
+from fedppd_ray.data.datasets import data_root
+from fedppd_ray.data.folder import client_folders, describe_folder
 from fedppd_ray.errors import ConfigError
 
 
@@ -26,7 +30,50 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     values: dict[str, Any] = loaded or {}
     for override in overrides:
         _apply_override(values, override)
+    _look_into_folder(values)
     return parse_config(values)
+
+
+def _look_into_folder(values: dict[str, Any]) -> None:
+    """Write the facts of a user's own data set into the configuration, which then needs the folder no more."""
+    data = values.get("data")
+    if not isinstance(data, dict) or data.get("name") != FOLDER or data.get("folder") is not None:
+        return
+    root = data.get("root")
+    if root is not None and not isinstance(root, str):
+        return  # for the validation to refuse
+    info = describe_folder(data_root(root))
+    data["folder"] = {
+        "classes": info.classes,
+        "shape": info.shape,
+        "mean": info.mean,
+        "std": info.std,
+        "networks": info.networks,
+        "writers": info.writers,
+    }
+    found = client_folders(data_root(root))
+    if found:
+        _take_clients(values, data, found, data_root(root) / "clients")
+
+
+def _take_clients(values: Mapping[str, Any], data: dict[str, Any], found: Sequence[str], place: Path) -> None:
+    """ROOT/clients/<id> says who holds what: for every client, or there is no such folder at all."""
+    part = data.get("partition") or {}
+    if not isinstance(part, dict):
+        return
+    if part.setdefault("kind", "folders") != "folders":
+        raise ConfigError(f"data.partition.kind: {place} says who holds what; set it to folders, not {part['kind']}")
+    data["partition"] = part
+    federation = values.get("federation")
+    asked = federation.get("clients") if isinstance(federation, dict) else None
+    expected = Config.model_fields["federation"].default.clients if asked is None else asked
+    if expected != len(found):
+        raise ConfigError(
+            f"federation.clients: {expected}, but {place} has {len(found)} folders; set it to {len(found)}"
+        )
+    missing = [client for client in client_ids(len(found)) if client not in found]
+    if missing:
+        raise ConfigError(f"{place}: {missing[0]} has no folder; there must be one for every client, by its id")
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:
@@ -88,7 +135,16 @@ def _key_path(error: ErrorDetails, values: Mapping[Any, Any]) -> list[str]:
 def _keys_beside(path: Sequence[str]) -> list[str]:
     node: Any = Config
     for part in path[:-1]:
-        is_section = isinstance(node, type) and issubclass(node, BaseModel)
         # Not a section: a mapping from any key to one.
-        node = node.model_fields[part].annotation if is_section else get_args(node)[-1]
+        node = node.model_fields[part].annotation if _is_section(node) else get_args(node)[-1]
+        # A section that may be null.
+        node = next((member for member in get_args(node) if _is_section(member)), node) if _is_union(node) else node
     return list(node.model_fields)
+
+
+def _is_section(node: object) -> bool:
+    return isinstance(node, type) and issubclass(node, BaseModel)
+
+
+def _is_union(node: object) -> bool:
+    return get_origin(node) in (Union, UnionType)

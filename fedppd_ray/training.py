@@ -102,13 +102,13 @@ class Training:
             selected = select_clients(clients, federation.participation, config.seed, round_id)
             self.observer.round_started(round_id, selected)
             report = self._round(round_id, selected, state)
-            state = self.executor.state()
+            before, state = state, self.executor.state()
             scores = self._evaluate(round_id)
             if scores is not None:
                 # Before the checkpoint: a crash in between repeats the round, whereas a checkpoint of the last
                 # round without its student would never be exported.
                 self._export(state, scores)
-            record = _record(report, scores, self.clock() - began, state)
+            record = _record(report, scores, self.clock() - began, before, state)
             self.store.save(state, config, record)
             self.observer.round_finished(record)
 
@@ -133,9 +133,13 @@ class Training:
         if not np.isfinite(log_probabilities).all():
             raise FedPPDError(
                 f"round {round_id}: the student's predictions on the {split} rows are not finite: its weights have "
-                f"diverged; lower student.rate (or server.distill.student_rate) and start again"
+                f"diverged; lower {self._rate_key} (or the rates of server.distill) and start again"
             )
         return log_probabilities
+
+    @property
+    def _rate_key(self) -> str:
+        return "student.rate" if self.config.method == "fedppd" else "baseline.rate"
 
     def _export(self, state: GlobalState, scores: Scores) -> None:
         abstention = None
@@ -149,18 +153,21 @@ class Training:
         export_student(self.store.folder, self.config, state.round, student, scores.as_dict(), abstention)
 
 
-def _record(report: RoundReport, scores: Scores | None, seconds: float, state: GlobalState) -> dict[str, Any]:
+def _record(
+    report: RoundReport, scores: Scores | None, seconds: float, before: GlobalState, after: GlobalState
+) -> dict[str, Any]:
     """The round's line of metrics.jsonl. Metrics are null in rounds without evaluation."""
     metrics = scores.as_dict() if scores else dict.fromkeys(Scores.__dataclass_fields__)
-    sent = sum(vector.nbytes for vector in state.models.values())
+    down, up = (sum(vector.nbytes for vector in state.models.values()) for state in (before, after))
+    delivered, failed = len(report.accepted), len(report.failures)
     return {
         "round": report.round,
         **metrics,
         "seconds": round(seconds, 3),
-        "clients": len(report.accepted),
-        "failed": len(report.failures),
+        "clients": delivered,
+        "failed": failed,
         "failures": [{"client": failure.client, "reason": failure.reason} for failure in report.failures],
         "rows": sum(receipt.rows for receipt in report.accepted),
         # Down to every client that took part, up from every client that delivered.
-        "megabytes": round(sent * (2 * len(report.accepted) + len(report.failures)) / 1e6, 3),
+        "megabytes": round((down * (delivered + failed) + up * delivered) / 1e6, 3),
     }

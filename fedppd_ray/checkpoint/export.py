@@ -48,7 +48,7 @@ def export_student(
         "version": f"{round_id}-{digest[:12]}",
         "round": round_id,
         "method": config.method,
-        "network": config.network_for("student"),
+        "network": config.exported_network,
         "classes": list(info.classes),
         "input": {"channels": info.shape[0], "height": info.shape[1], "width": info.shape[2]},
         "normalisation": {"mean": list(info.mean), "std": list(info.std)},

@@ -1,9 +1,11 @@
 """Weighted average of client models, and the screen that every update must pass before it may count."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from fedppd_ray.core.types import ClientUpdate, GlobalState
+from fedppd_ray.core.types import ClientUpdate
 from fedppd_ray.models.flat import Vector
 
 
@@ -28,26 +30,25 @@ class StreamingAverage:
         return (self._sum / self._weight).astype(np.float32)
 
 
-def refusal(client: str, update: ClientUpdate, state: GlobalState) -> str | None:
+def refusal(client: str, update: ClientUpdate, round_id: int, sizes: Mapping[str, int]) -> str | None:
     """Why this update of `client` may not reach the global model, or None if it may.
 
-    `state` is what the round started from: the update must answer its successor round with the same roles and
-    shapes, and hold finite numbers only.
+    It must answer this round with vectors of these roles and sizes, and hold finite numbers only.
     """
     receipt = update.receipt
     if receipt.client != client:
         return f"is signed by {receipt.client}"
-    if receipt.round != state.round + 1:
-        return f"answers round {receipt.round}, not {state.round + 1}"
+    if receipt.round != round_id:
+        return f"answers round {receipt.round}, not {round_id}"
     if isinstance(receipt.rows, bool) or not isinstance(receipt.rows, int) or receipt.rows < 1:
         return f"claims {receipt.rows!r} rows"
-    if set(update.models) != set(state.models):
-        return f"sent models {sorted(update.models)}, expected {sorted(state.models)}"
-    for role, expected in state.models.items():
+    if set(update.models) != set(sizes):
+        return f"sent models {sorted(update.models)}, expected {sorted(sizes)}"
+    for role, size in sizes.items():
         vector = update.models[role]
-        if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.shape != expected.shape:
+        if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.shape != (size,):
             kind = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
-            return f"{role} is {kind}, expected float32 {expected.shape}"
+            return f"{role} is {kind}, expected float32 {(size,)}"
         if not np.isfinite(vector).all():
             bad = int(np.count_nonzero(~np.isfinite(vector)))
             return f"{role} has {bad} NaN or infinite values of {vector.size}"

@@ -24,6 +24,7 @@ def noisy(inputs: Tensor, std: float, generator: torch.Generator) -> Tensor:
     """B': training inputs plus Gaussian noise."""
     if std == 0:
         return inputs
-    noise = torch.empty_like(inputs).normal_(generator=generator)
-    # In place on a clone: for one channel, `inputs + noise` would lose the channels-last strides.
-    return inputs.clone().add_(noise, alpha=std)
+    # Drawn in memory order, then seen with the strides of the inputs: torch draws one number at a time, twenty times
+    # slower, into a tensor whose channels come last. Added in place, which keeps those strides for one channel too.
+    drawn = torch.empty(inputs.numel(), device=inputs.device, dtype=inputs.dtype).normal_(0, std, generator=generator)
+    return drawn.as_strided(inputs.shape, inputs.stride()).add_(inputs)

@@ -48,19 +48,23 @@ def gaussian_samples(
 @torch.no_grad()
 def pseudo_labels(model: FlatModel, members: list[Vector], pool: Shard, sharpen: float) -> Tensor:
     """Mean probability of the ensemble on every row of the pool, sharpened to p^(1/sharpen)."""
-    model.module.eval()
-    rows = torch.arange(len(pool), device=pool.device)
-    total: Tensor | None = None
-    for member in members:
-        model.load(member)
-        pieces = [torch.softmax(model.module(pool.inputs(part)), 1) for part in rows.split(_PREDICT_BATCH)]
-        probabilities = torch.cat(pieces)
-        total = probabilities if total is None else total.add_(probabilities)
-    if total is None:
+    if not members:
         raise ValueError("an ensemble without members")
-    mean = total / len(members)
+    model.module.eval()
+    parts = torch.arange(len(pool), device=pool.device).split(_PREDICT_BATCH)
+    mean = torch.cat([_mean_probability(model, members, pool.inputs(part)) for part in parts])
     # p^(1/s) renormalised, by way of logarithms: the power itself may underflow to 0/0.
     return mean if sharpen == 1.0 else torch.softmax(mean.log() / sharpen, 1)
+
+
+def _mean_probability(model: FlatModel, members: list[Vector], inputs: Tensor) -> Tensor:
+    """All members on one batch: to load a model costs far less than to make the inputs again."""
+
+    def probabilities(member: Vector) -> Tensor:
+        model.load(member)
+        return torch.softmax(model.module(inputs), 1)
+
+    return torch.stack([probabilities(member) for member in members]).mean(0)
 
 
 class RunningAverage:
@@ -127,3 +131,24 @@ def refresh_batch_norm(model: FlatModel, pool: Shard, batch_size: int, generator
         model.module(inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+
+
+def server_distillation(
+    model: FlatModel,
+    start: Vector,
+    average: Vector,
+    clients: list[Vector],
+    pool: Shard,
+    rate: float,
+    config: DistillConfig,
+    *,
+    drawn: torch.Generator,
+    stream: torch.Generator,
+) -> Vector:
+    """Gaussian → M samples; ensemble of samples, average and clients → pseudo-labels; SWA from the average.
+
+    `start` is what the clients started from; `drawn` draws the samples, `stream` drives the training.
+    """
+    samples = gaussian_samples(start, clients, model.layout, config, drawn)
+    targets = pseudo_labels(model, [*samples, average, *clients], pool, config.sharpen)
+    return distil_ensemble(model, average, targets, pool, rate, config, stream)

@@ -43,11 +43,12 @@ class ServerWorker:
         return state
 
     def refusal(self, client: str, update: ClientUpdate) -> str | None:
-        return refusal(client, update, self.state())
+        state = self.state()
+        return refusal(client, update, state.round + 1, self._method.update_sizes(state))
 
     def fold(self, update: ClientUpdate) -> Receipt:
         # Screened again where it counts: nothing reaches the aggregate on another's word.
-        reason = refusal(update.receipt.client, update, self.state())
+        reason = self.refusal(update.receipt.client, update)
         if reason is not None:
             raise ValueError(f"{update.receipt.client}: update refused: {reason}")
         self._current().fold(update)
@@ -57,9 +58,10 @@ class ServerWorker:
         models = self._current().finish(self._pool())
         for role, vector in models.items():
             if not np.isfinite(vector).all():  # an average of screened updates is finite, training on the server not
+                key = "fedpa.server_rate" if self._config.method == "fedpa" else "the rates of server.distill"
                 raise FedPPDError(
-                    f"round {self.state().round + 1}: the server's update of the {role} diverged; lower "
-                    f"server.distill.{role}_rate and start again"
+                    f"round {self.state().round + 1}: the server's update of the {role} diverged; lower {key} "
+                    f"and start again"
                 )
         self._state = GlobalState(self.state().round + 1, models)
         self._aggregation = None
@@ -73,4 +75,4 @@ class ServerWorker:
         return self._aggregation
 
     def _pool(self) -> Shard | None:
-        return self._held_out.server_pool() if self._config.server.aggregate == "distill" else None
+        return self._held_out.server_pool() if self._config.distils_on_server else None

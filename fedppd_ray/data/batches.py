@@ -41,9 +41,14 @@ class Shard:
         self.augment = augment
         self._rows, self._height, self._width = len(images), *images.shape[2:]
         scale, shift = normalisation(info.mean, info.std)
-        self._scale, self._shift = scale.flatten().to(self.device), shift.flatten().to(self.device)
+        # One factor for each number of an image's line: long inner loops, where three channels alone make short ones.
+        self._scale = scale.flatten().repeat(self._width).to(self.device)
+        self._shift = shift.flatten().repeat(self._width).to(self.device)
         if augment:
-            self._padded = torch.nn.functional.pad(self._images, (0, 0, _PAD, _PAD, _PAD, _PAD))
+            padded = torch.nn.functional.pad(self._images, (0, 0, _PAD, _PAD, _PAD, _PAD))
+            # rows × top × left × height × width × channels: every crop, as a view
+            crops = padded.unfold(1, self._height, 1).unfold(2, self._width, 1)
+            self._crops = crops.permute(0, 1, 2, 4, 5, 3)
 
     def __len__(self) -> int:
         return self._rows
@@ -51,8 +56,9 @@ class Shard:
     def inputs(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Normalised images of these rows, N × C × H × W; augmented if the shard augments and a generator is given."""
         augment = self.augment and generator is not None
-        pixels = self._crop_and_flip(rows, generator) if augment else self._images[rows]
-        return torch.addcmul(self._shift, pixels.float(), self._scale).permute(0, 3, 1, 2)
+        pixels = self._crop_and_flip(rows, generator) if augment else self._images.index_select(0, rows)
+        normalised = torch.addcmul(self._shift, pixels.flatten(2).float(), self._scale)
+        return normalised.view(pixels.shape).permute(0, 3, 1, 2)
 
     def batches(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch in random order: (normalised inputs, row numbers).
@@ -65,12 +71,10 @@ class Shard:
             yield self.inputs(rows, generator), rows
 
     def _crop_and_flip(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Zero-pad by 4, crop at random, mirror half of the images: one gather."""
+        """Zero-pad by 4, crop at random, mirror half of the images: two gathers of whole lines."""
         count = len(rows)
-        draw = torch.randint(2 * _PAD + 1, (2, count, 1), generator=generator, device=self.device)
-        flip = torch.rand((count, 1), generator=generator, device=self.device) < 0.5
-        across = torch.arange(self._width, device=self.device).expand(count, -1)
-        across = torch.where(flip, self._width - 1 - across, across)
-        y = draw[0] + torch.arange(self._height, device=self.device)
-        x = draw[1] + across
-        return self._padded[rows[:, None, None], y[:, :, None], x[:, None, :]]
+        top, left = torch.randint(2 * _PAD + 1, (2, count), generator=generator, device=self.device)
+        mirror = torch.rand(count, generator=generator, device=self.device) < 0.5
+        cropped = self._crops[rows, top, left]
+        both = torch.cat((cropped, cropped.flip(2)))
+        return both.index_select(0, torch.arange(count, device=self.device) + count * mirror)

@@ -27,8 +27,15 @@ class Partition:
     unused: Rows
 
 
-def partition(labels: NDArray[np.int64], classes: int, data: DataConfig, clients: int, seed: int) -> Partition:
-    """Split the rows of a training set with these labels."""
+def partition(
+    labels: NDArray[np.int64],
+    classes: int,
+    data: DataConfig,
+    clients: int,
+    seed: int,
+    writers: NDArray[np.int64] | None = None,
+) -> Partition:
+    """Split the rows of a training set with these labels, and these writers where it knows them."""
     generator = numpy_generator_for(seed, "partition")
     order = generator.permutation(len(labels))
     held_out = data.server_pool + data.calibration
@@ -37,13 +44,55 @@ def partition(labels: NDArray[np.int64], classes: int, data: DataConfig, clients
             f"federation.clients: {clients} clients and {held_out} held-out rows do not fit into the {len(labels)} "
             f"rows of {data.name}; use fewer, or lower data.server_pool and data.calibration"
         )
-    pool, calibration, rest = np.split(order, [data.server_pool, held_out])
-    shares = _SPLITTERS[data.partition.kind](labels, rest, classes, data.partition, clients, generator)
-    smallest = min(len(share) for share in shares)
-    if smallest == 0:
+    if data.partition.kind == "writers":
+        pool, calibration, rest, shares = _by_writers(_known(writers, data.name), order, data, clients)
+    else:
+        pool, calibration, rest = np.split(order, [data.server_pool, held_out])
+        shares = _SPLITTERS[data.partition.kind](labels, rest, classes, data.partition, clients, generator)
+    if any(len(share) == 0 for share in shares):
         raise ConfigError(f"data.partition: a client would hold no row; use fewer than {clients} clients")
-    unused = np.setdiff1d(rest, np.concatenate(shares))
+    unused = np.setdiff1d(rest, np.concatenate([np.empty(0, np.int64), *shares]))
     return Partition(tuple(np.sort(share) for share in shares), np.sort(pool), np.sort(calibration), unused)
+
+
+def _known(writers: NDArray[np.int64] | None, name: str) -> NDArray[np.int64]:
+    if writers is None:
+        raise ConfigError(f"data.partition.kind: {name} does not say who wrote a row; choose another than writers")
+    return writers
+
+
+def _by_writers(
+    writers: NDArray[np.int64], order: Rows, data: DataConfig, clients: int
+) -> tuple[Rows, Rows, Rows, list[Rows]]:
+    """Whole writers for the server's pool, until it has its rows, and whole writers for each client.
+
+    Calibration rows are drawn at random from what the pool leaves. The other rows of a writer stay together: longest
+    first, each goes to the client with the fewest rows, which makes the clients about equal. A writer who would take a
+    client above `rows_per_client` is left out.
+    """
+    _, writers = np.unique(writers, return_inverse=True)
+    _, first = np.unique(writers[order], return_index=True)
+    shuffled = writers[order][np.sort(first)]  # by first appearance in the shuffled rows
+    sizes = np.bincount(writers)[shuffled]
+    taken = int(np.searchsorted(np.cumsum(sizes), data.server_pool)) + 1 if data.server_pool else 0
+    in_pool = np.isin(writers[order], shuffled[:taken])
+    pool, left = order[in_pool], order[~in_pool]
+    calibration, rest = np.split(left, [data.calibration])
+    decks = [rest[writers[rest] == writer] for writer in shuffled[taken:]]
+    shares: list[list[Rows]] = [[] for _ in range(clients)]
+    held = np.zeros(clients, np.int64)
+    limit = data.partition.rows_per_client or len(order)
+    for deck in sorted((deck for deck in decks if len(deck)), key=len, reverse=True):
+        client = int(held.argmin())
+        if held[client] + len(deck) <= limit:
+            shares[client].append(deck)
+            held[client] += len(deck)
+    if not held.all():
+        raise ConfigError(
+            f"data.partition: by writers, {int((held == 0).sum())} of {clients} clients would hold no row; use fewer "
+            f"clients, lower data.server_pool or raise data.partition.rows_per_client"
+        )
+    return pool, calibration, rest, [np.concatenate(share) for share in shares]
 
 
 def _iid(
@@ -154,4 +203,16 @@ def _require(wanted: int, available: int) -> None:
         )
 
 
-_SPLITTERS = {"iid": _iid, "major_classes": _major_classes, "dirichlet": _dirichlet}
+def _folders(
+    _labels: NDArray[np.int64],
+    _rows: Rows,
+    _classes: int,
+    _part: PartitionConfig,
+    _clients: int,
+    _generator: np.random.Generator,
+) -> list[Rows]:
+    """Clients have rows of their own; of these they get none."""
+    return []
+
+
+_SPLITTERS = {"folders": _folders, "iid": _iid, "major_classes": _major_classes, "dirichlet": _dirichlet}

@@ -23,7 +23,8 @@ class Aggregation(Protocol):
     """One round on the server. `fold` is called in a fixed order, `finish` once."""
 
     def fold(self, update: ClientUpdate) -> None: ...
-    def finish(self, pool: Shard | None) -> Models: ...
+    def finish(self, pool: Shard | None) -> Models:
+        """The next models; `pool` is there where the config distils on the server."""
 
 
 class Method(Protocol):
@@ -36,6 +37,9 @@ class Method(Protocol):
 
     def local_update(self, client: str, state: GlobalState, shard: Shard, cancelled: Callable[[], bool]) -> LocalResult:
         """A client's work in round `state.round + 1`. Raises LocalUpdateCancelled soon after `cancelled()`."""
+
+    def update_sizes(self, state: GlobalState) -> Mapping[str, int]:
+        """What a client must send in the round after `state`: role → length of its vector."""
 
     def aggregation(self, state: GlobalState) -> Aggregation:
         """A fresh aggregation for the round after `state`."""

@@ -5,7 +5,7 @@ online, into a student network. The server aggregates teachers and students the 
 weighted average, or by Gaussian, ensemble and SWA distillation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,15 +16,16 @@ from torch import Tensor
 from fedppd_ray.config import Config, for_rows
 from fedppd_ray.core.aggregate import StreamingAverage
 from fedppd_ray.core.distill import noisy, student_step
-from fedppd_ray.core.ensemble import distil_ensemble, gaussian_samples, pseudo_labels
-from fedppd_ray.core.sgld import log_prior, sgld_step, step_rate
+from fedppd_ray.core.ensemble import server_distillation
+from fedppd_ray.core.samplers import Sampler, build_sampler
+from fedppd_ray.core.sgld import log_prior
 from fedppd_ray.core.types import ClientUpdate, GlobalState, Models
 from fedppd_ray.data.batches import Shard
 from fedppd_ray.errors import LocalUpdateCancelled
 from fedppd_ray.evaluation.predictive import Predictor, network_predictor
 from fedppd_ray.methods.base import LocalResult
 from fedppd_ray.models.flat import FlatModel, Vector
-from fedppd_ray.models.networks import build_network, initialise, seed_dropout
+from fedppd_ray.models.networks import build_network, first_weights, seed_dropout
 from fedppd_ray.seeding import generator_for
 
 ROLES = ("teacher", "student")
@@ -35,9 +36,8 @@ class _Chain:
     """The settings of one client's chain in one round."""
 
     rows: int
-    temperature: float
     prior_precision: float
-    teacher_rate: float
+    sampler: Sampler
     student_rate: float
     generator: torch.Generator
     cancelled: Callable[[], bool]
@@ -63,14 +63,18 @@ class FedPPD:
         models: dict[str, Vector] = {}
         for role in ROLES:
             network = self.networks[role]
-            initialise(network.module, generator_for(self.config.seed, f"init/{role}", device=self.device))
+            generator = generator_for(self.config.seed, f"init/{role}", device=self.device)
+            first_weights(network.module, self.config.network_for(role), generator, self.config.pretrained(role))
             models[role] = network.export()
         return models
 
     # ---- client
 
     def local_update(self, client: str, state: GlobalState, shard: Shard, cancelled: Callable[[], bool]) -> LocalResult:
-        """SGLD on the teacher, online distillation into the student; sends θ_MAP (or the last θ) and w."""
+        """Sampling by the teacher, online distillation into the student; sends θ_MAP (or the last θ) and w.
+
+        Epochs in which the sampler only explores teach the student nothing and offer no θ_MAP.
+        """
         teacher, student = self.networks["teacher"], self.networks["student"]
         teacher.load(state.models["teacher"])
         student.load(state.models["student"])
@@ -81,13 +85,15 @@ class FedPPD:
         best, best_density = None, float("-inf")
         loss = float("nan")
         for epoch in range(self.config.client.epochs):
-            rate = step_rate(chain.teacher_rate, epoch, self.config.teacher.rate_step, self.config.teacher.rate_gamma)
-            log_likelihood, loss = run_epoch(shard, chain, rate)
+            if not chain.sampler.schedule.samples(epoch):
+                self._run_teacher(shard, chain, epoch)
+                continue
+            log_likelihood, loss = run_epoch(shard, chain, epoch)
             density = log_likelihood + log_prior(teacher.weights, chain.prior_precision)
             if self.config.teacher.send == "last" or best is None or density > best_density:
                 best, best_density = teacher.export(), density
         if best is None:
-            raise RuntimeError("a local update of no epoch")
+            raise RuntimeError("a local update of no epoch that samples")
         metrics = {"log_posterior_per_row": best_density / chain.rows, "distillation_loss": loss}
         return LocalResult({"teacher": best, "student": student.export()}, metrics)
 
@@ -96,28 +102,27 @@ class FedPPD:
         decay = config.client.rate_decay ** (round_id - 1)
         return _Chain(
             rows=rows,
-            temperature=for_rows(config.teacher.temperature, rows),
             prior_precision=for_rows(config.teacher.prior_precision, rows),
-            teacher_rate=config.teacher.rate * decay,
+            sampler=build_sampler(
+                config.teacher, rate=config.teacher.rate * decay, epochs=config.client.epochs, rows=rows
+            ),
             student_rate=config.student.rate * decay,
             generator=generator_for(config.seed, "local", round_id, client, self.device),
             cancelled=cancelled,
         )
 
-    def _distil_per_epoch(self, shard: Shard, chain: _Chain, rate: float) -> tuple[float, float]:
+    def _distil_per_epoch(self, shard: Shard, chain: _Chain, epoch: int) -> tuple[float, float]:
         """A teacher epoch, then a student epoch against its last iterate.
 
         Returns the log likelihood of that iterate, estimated on the pass that distillation makes anyway, and
         the mean distillation loss.
         """
-        for inputs, rows in shard.batches(self.config.client.batch_size, chain.generator):
-            chain.check()
-            self._sample(inputs, _labels(shard, rows), chain, rate)
+        self._run_teacher(shard, chain, epoch)
         return self._distil(shard, chain, lambda _inputs, _rows: None)
 
-    def _distil_online(self, shard: Shard, chain: _Chain, rate: float) -> tuple[float, float]:
-        """One SGLD step, one student step, batch by batch: the paper's Algorithm 1 to the letter."""
-        return self._distil(shard, chain, lambda inputs, rows: self._sample(inputs, _labels(shard, rows), chain, rate))
+    def _distil_online(self, shard: Shard, chain: _Chain, epoch: int) -> tuple[float, float]:
+        """One step of the chain, one student step, batch by batch: the paper's Algorithm 1 to the letter."""
+        return self._distil(shard, chain, lambda inputs, rows: self._sample(inputs, _labels(shard, rows), chain, epoch))
 
     def _distil(self, shard: Shard, chain: _Chain, before: Callable[[Tensor, Tensor], None]) -> tuple[float, float]:
         teacher, student, settings = self.networks["teacher"], self.networks["student"], self.config.student
@@ -134,21 +139,21 @@ class FedPPD:
             loss += len(rows) * student_step(student, perturbed, log_p.exp(), chain.student_rate, settings.weight_decay)
         return log_likelihood, loss / chain.rows
 
-    def _sample(self, inputs: Tensor, labels: Tensor, chain: _Chain, rate: float) -> None:
+    def _run_teacher(self, shard: Shard, chain: _Chain, epoch: int) -> None:
+        for inputs, rows in shard.batches(self.config.client.batch_size, chain.generator):
+            chain.check()
+            self._sample(inputs, _labels(shard, rows), chain, epoch)
+
+    def _sample(self, inputs: Tensor, labels: Tensor, chain: _Chain, epoch: int) -> None:
         teacher = self.networks["teacher"]
         teacher.module.train()
         gradient = teacher.backward(F.cross_entropy(teacher.module(inputs), labels))
-        sgld_step(
-            teacher.weights,
-            gradient,
-            step=rate,
-            rows=chain.rows,
-            temperature=chain.temperature,
-            prior_precision=chain.prior_precision,
-            generator=chain.generator,
-        )
+        chain.sampler.step(teacher.weights, gradient, epoch=epoch, generator=chain.generator)
 
     # ---- server
+
+    def update_sizes(self, _state: GlobalState) -> Mapping[str, int]:
+        return {role: network.layout.size for role, network in self.networks.items()}
 
     def aggregation(self, state: GlobalState) -> "FedPPDAggregation":
         return FedPPDAggregation(self, state)
@@ -191,16 +196,19 @@ class FedPPDAggregation:
             return {role: future.result() for role, future in running.items()}
 
     def _distil(self, role: str, average: Vector, pool: Shard) -> Vector:
-        """Gaussian → M samples; ensemble of samples, average and clients → pseudo-labels; SWA from the average."""
-        method, settings = self._method, self._method.config.server.distill
-        network, clients = method.networks[role], self._members[role]
-        round_id = self._state.round + 1
-        drawn = generator_for(method.config.seed, f"gaussian/{role}", round_id)
-        samples = gaussian_samples(self._state.models[role], clients, network.layout, settings, drawn)
-        targets = pseudo_labels(network, [*samples, average, *clients], pool, settings.sharpen)
-        rate = settings.teacher_rate if role == "teacher" else settings.student_rate
-        stream = generator_for(method.config.seed, f"distil/{role}", round_id, device=method.device)
-        return distil_ensemble(network, average, targets, pool, rate, settings, stream)
+        method, round_id = self._method, self._state.round + 1
+        settings = method.config.server.distill
+        return server_distillation(
+            method.networks[role],
+            self._state.models[role],
+            average,
+            self._members[role],
+            pool,
+            settings.teacher_rate if role == "teacher" else settings.student_rate,
+            settings,
+            drawn=generator_for(method.config.seed, f"gaussian/{role}", round_id),
+            stream=generator_for(method.config.seed, f"distil/{role}", round_id, device=method.device),
+        )
 
 
 def _labels(shard: Shard, rows: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedppd_ray.models.allocator import keep_freed_memory
+
 Vector = NDArray[np.float32]
 
 
@@ -68,6 +70,7 @@ class FlatModel:
     """A module bound to one flat vector (`vector`) and one flat gradient (`gradient`)."""
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        keep_freed_memory()  # every process that computes with a network has one of these
         self.module = module.to(device)
         self.layout = Layout.of(module)
         self.vector = torch.empty(self.layout.size, device=device)
