@@ -3,20 +3,18 @@
 Heavy imports (torch, Ray, matplotlib) happen inside the commands, so that `--help` answers at once.
 """
 
-import datetime
-import enum
 import json
-import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from fedppd_ray import __version__
+from fedppd_ray.cli_studies import active, compare
+from fedppd_ray.console import LogFormat, configure_logging, fail, print_table
 from fedppd_ray.errors import FedPPDError
 
 app = typer.Typer(
@@ -41,11 +39,6 @@ RootOption = Annotated[
 ]
 
 
-class LogFormat(enum.StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
 def _version(value: bool) -> None:
     if value:
         print(f"fedppd {__version__}")
@@ -62,7 +55,7 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    _configure_logging(verbose, log_format)
+    configure_logging(verbose, log_format)
 
 
 @app.command()
@@ -90,14 +83,14 @@ def train(
 ) -> None:
     """Train a student from federated clients. Ctrl-C stops; --resume continues."""
     from fedppd_ray.config_file import load_config
-    from fedppd_ray.data.datasets import prepare
+    from fedppd_ray.data.holdings import prepare_data
     from fedppd_ray.evaluation.report import report_run
     from fedppd_ray.progress import open_display
     from fedppd_ray.runtime.driver import train as run_training
 
     resolved = load_config(config, settings or [])
     folder = out or f"runs/{resolved.name}"
-    prepare(resolved.data.name, resolved.data.root)
+    prepare_data(resolved)
     try:
         with open_display() as display:
             run_training(
@@ -113,8 +106,12 @@ def train(
     except KeyboardInterrupt:
         again = f"fedppd train {config} --out {folder} --resume"
         extra = "".join(f" --set {setting}" for setting in settings or [])
-        _fail(f"stopped; every finished round is saved. Continue with: {again}{extra}", 130)
+        fail(f"stopped; every finished round is saved. Continue with: {again}{extra}", 130)
     print(f"run folder: {folder}   report: {report}")
+
+
+app.command()(compare)
+app.command()(active)
 
 
 @app.command()
@@ -127,7 +124,7 @@ def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(figures, indent=2))
     else:
-        _table(f"{figures['name']}: the student on held-out data", ("", ""), figure_rows(figures))
+        print_table(f"{figures['name']}: the student on held-out data", ("", ""), figure_rows(figures))
 
 
 @app.command()
@@ -152,7 +149,7 @@ def predict(
         )
         for answer in answers
     ]
-    _table("", ("image", "answer", "best guess", "entropy"), rows)
+    print_table("", ("image", "answer", "best guess", "entropy"), rows)
 
 
 @app.command()
@@ -185,15 +182,23 @@ def report(run: RunArgument) -> None:
 
 @data_app.command("prepare")
 def data_prepare(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist5k, mnist, fashion_mnist, cifar10, …")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist5k, mnist, femnist, cifar10, …, or folder.")],
     root: RootOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write plain arrays into this folder, for `data.name: folder`.", show_default=False),
+    ] = None,
 ) -> None:
-    """Download where allowed, parse once, and keep the arrays in the cache."""
-    from fedppd_ray.data.datasets import load, prepare
+    """Download where allowed, parse once, and keep the arrays in the cache, or in a folder of your own."""
+    from fedppd_ray.data.cache import cache_root
+    from fedppd_ray.data.datasets import load
+    from fedppd_ray.data.folder import write_folder
 
-    folder = prepare(name, root)
     dataset = load(name, root)
-    print(f"{name}: {len(dataset.train)} training and {len(dataset.test)} test rows in {folder}")
+    train, test = dataset.train, dataset.test
+    if out is not None:
+        write_folder(out, dataset.info, train, test)
+    print(f"{name}: {len(train)} training and {len(test)} test rows in {out or cache_root()}")
 
 
 @data_app.command("sample")
@@ -209,61 +214,6 @@ def data_sample(
     print(f"{image}: {write_sample(name, index, image, root)}")
 
 
-def _table(title: str, head: tuple[str, ...], rows: list[Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE, show_header=any(head))
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
-
-
-class _CurrentStdout(logging.StreamHandler[Any]):
-    """Writes to whatever sys.stdout is now: the live display replaces it while it runs."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stdout
-
-    @stream.setter
-    def stream(self, value: Any) -> None:
-        raise AttributeError("the stream is sys.stdout")
-
-
-class _JsonFormatter(logging.Formatter):
-    """One object a line, for log collectors; `extra={"fields": {…}}` of a record becomes keys of their own."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def _configure_logging(verbose: bool, log_format: LogFormat) -> None:
-    handler = _CurrentStdout()
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-    handler.setFormatter(_JsonFormatter() if log_format is LogFormat.JSON else text)
-    for name in ("fedppd", "fedppd_ray"):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.setLevel(logging.DEBUG if verbose else logging.INFO)
-        logger.propagate = False
-
-
 def _stop_event() -> threading.Event:
     """Set by Ctrl-C and SIGTERM: a service stops between two looks, never in the middle of what it is doing."""
     event = threading.Event()
@@ -272,20 +222,15 @@ def _stop_event() -> threading.Event:
     return event
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"fedppd: {message}", file=sys.stderr)
-    raise SystemExit(code)
-
-
 def main(run: Callable[[], Any] = app) -> None:
     """Expected failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped."""
     try:
         run()
     except FedPPDError as error:
-        _fail(str(error), error.exit_code)
+        fail(str(error), error.exit_code)
     except OSError as error:
         # A full disk, a folder without permission: the system's word is all there is to say.
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}; finished rounds are saved, `fedppd train … --resume` continues", 1)
+        fail(f"{where}{error.strerror or error}; finished rounds are saved, `fedppd train … --resume` continues", 1)
     except KeyboardInterrupt:
-        _fail("stopped", 130)
+        fail("stopped", 130)

@@ -1,5 +1,6 @@
 """The run's pictures."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedppd_ray.checkpoint.files import write_atomically
 from fedppd_ray.core.types import ClientInfo
 from fedppd_ray.evaluation.metrics import BINS, entropy, reliability
 from fedppd_ray.evaluation.run import Evaluation
 
-_BLUE, _RED, _GREY, _GREEN = "#2b6cb0", "#c53030", "#718096", "#2f855a"
+BLUE, RED, GREY, GREEN = "#2b6cb0", "#c53030", "#718096", "#2f855a"
 
 
 def draw_plots(
@@ -31,39 +33,41 @@ def draw_plots(
     """convergence, reliability, entropy, who_holds_what: four PNG files."""
     folder.mkdir(exist_ok=True)
     return [
-        _save(folder / "convergence.png", _convergence(history)),
-        _save(folder / "reliability.png", _reliability(evaluation)),
-        _save(folder / "entropy.png", _entropy(evaluation)),
-        _save(folder / "who_holds_what.png", _who_holds_what(clients, classes)),
+        save(folder / "convergence.png", _convergence(history)),
+        save(folder / "reliability.png", _reliability(evaluation)),
+        save(folder / "entropy.png", _entropy(evaluation)),
+        save(folder / "who_holds_what.png", _who_holds_what(clients, classes)),
     ]
 
 
-def _save(path: Path, figure: Figure) -> Path:
-    figure.savefig(path, dpi=110)
+def save(path: Path, figure: Figure) -> Path:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
     plt.close(figure)
+    write_atomically(path, buffer.getvalue())  # somebody may be looking at the last one
     return path
 
 
-def _axes(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Axes]:
+def new_axes(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Axes]:
     figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
 def _convergence(history: Sequence[dict[str, Any]]) -> Figure:
-    figure, axes = _axes()
+    figure, axes = new_axes()
     known = [line for line in history if line["accuracy"] is not None]
     rounds = [line["round"] for line in known]
     marker = "o" if len(rounds) < 40 else None
-    axes.plot(rounds, [line["accuracy"] for line in known], color=_BLUE, marker=marker, markersize=3)
+    axes.plot(rounds, [line["accuracy"] for line in known], color=BLUE, marker=marker, markersize=3)
     axes.set(xlabel="round", ylim=(0, 100))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel("accuracy, %", color=_BLUE)
+    axes.set_ylabel("accuracy, %", color=BLUE)
     axes.grid(alpha=0.3)
     right = axes.twinx()
     right.spines["top"].set_visible(False)
-    right.plot(rounds, [line["ece"] for line in known], color=_RED, marker=marker, markersize=3)
-    right.set_ylabel("expected calibration error, %", color=_RED)
+    right.plot(rounds, [line["ece"] for line in known], color=RED, marker=marker, markersize=3)
+    right.set_ylabel("expected calibration error, %", color=RED)
     right.set_ylim(bottom=0)
     axes.set_title("Convergence on held-out data")
     return figure
@@ -71,21 +75,21 @@ def _convergence(history: Sequence[dict[str, Any]]) -> Figure:
 
 def _reliability(evaluation: Evaluation) -> Figure:
     bins = reliability(evaluation.log_probabilities, evaluation.labels)
-    figure, axes = _axes()
+    figure, axes = new_axes()
     centres = (np.arange(BINS) + 0.5) / BINS
     full = bins.count > 0
-    axes.plot([0, 1], [0, 1], color=_GREY, linestyle="--", label="perfectly calibrated")
-    axes.bar(centres[full], bins.accuracy[full], width=0.9 / BINS, color=_BLUE, alpha=0.8, label="accuracy")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="perfectly calibrated")
+    axes.bar(centres[full], bins.accuracy[full], width=0.9 / BINS, color=BLUE, alpha=0.8, label="accuracy")
     axes.plot(
         bins.confidence[full],
         bins.accuracy[full],
         "o",
-        color=_RED,
+        color=RED,
         markersize=4,
         label="bin's mean confidence",
     )
     for centre, count, height in zip(centres[full], bins.count[full], bins.accuracy[full], strict=True):
-        axes.annotate(str(count), (centre, height), ha="center", va="bottom", fontsize=7, color=_GREY)
+        axes.annotate(str(count), (centre, height), ha="center", va="bottom", fontsize=7, color=GREY)
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.08))
     axes.set_title(f"Reliability: ECE {evaluation.figures['ece']:.2f} %, MCE {evaluation.figures['mce']:.2f} %")
     axes.legend(loc="upper left", fontsize=8)
@@ -95,11 +99,11 @@ def _reliability(evaluation: Evaluation) -> Figure:
 def _entropy(evaluation: Evaluation) -> Figure:
     known = entropy(evaluation.log_probabilities)
     right = evaluation.log_probabilities.argmax(axis=1) == evaluation.labels
-    groups = [("right", known[right], _GREEN), ("wrong", known[~right], _RED)]
+    groups = [("right", known[right], GREEN), ("wrong", known[~right], RED)]
     if len(evaluation.ood_log_probabilities):
         outside = entropy(evaluation.ood_log_probabilities)
-        groups.append((f"out of distribution ({evaluation.figures['ood']})", outside, _BLUE))
-    figure, axes = _axes()
+        groups.append((f"out of distribution ({evaluation.figures['ood']})", outside, BLUE))
+    figure, axes = new_axes()
     edges = np.linspace(0, np.log(evaluation.log_probabilities.shape[1]), 41)
     for name, values, colour in groups:
         if len(values):
@@ -117,7 +121,7 @@ def _entropy(evaluation: Evaluation) -> Figure:
 
 def _who_holds_what(clients: Sequence[ClientInfo], classes: Sequence[str]) -> Figure:
     counts = np.array([info.class_counts for info in clients])
-    figure, axes = _axes(6.4, max(3.0, min(12.0, 0.28 * len(clients) + 1.4)))
+    figure, axes = new_axes(6.4, max(3.0, min(12.0, 0.28 * len(clients) + 1.4)))
     axes.spines[:].set_visible(False)
     picture = axes.imshow(counts, aspect="auto", cmap="Blues")
     if len(classes) <= 20:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedppd_ray.config import Config
 from fedppd_ray.data.batches import Shard
-from fedppd_ray.data.datasets import Images, Labels, load, load_ood
-from fedppd_ray.data.partition import partition
+from fedppd_ray.data.datasets import Dataset, Images, Labels, load_ood
+from fedppd_ray.data.holdings import dataset_of, needs_train, partition_of
+from fedppd_ray.data.partition import Rows
 from fedppd_ray.models.flat import FlatModel
 
 # Normalised inputs → float64 log predictive probabilities.
@@ -39,20 +40,14 @@ class HeldOut:
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
         self._config = config
         self._device = torch.device(device)
-        self._data = load(config.data.name, config.data.root)
-        self._partition = partition(
-            np.asarray(self._data.train.labels),
-            len(self._data.info.classes),
-            config.data,
-            config.federation.clients,
-            config.seed,
-        )
+        self._data = dataset_of(config)
+        self._pool_rows, self._calibration_rows = _kept_rows(config, self._data)
 
     def images(self, split: str) -> Images:
         if split == "test":
             return self._data.test.images
         if split == "calibration":
-            return self._data.train.images[self._partition.calibration]
+            return self._train_images(self._calibration_rows)
         if split == "ood":
             return self._ood
         raise ValueError(f"no split {split!r}")
@@ -61,7 +56,8 @@ class HeldOut:
         if split == "test":
             return np.asarray(self._data.test.labels)
         if split == "calibration":
-            return np.asarray(self._data.train.labels[self._partition.calibration])
+            rows = self._calibration_rows
+            return np.asarray(self._data.train.labels[rows] if len(rows) else rows)
         raise ValueError(f"split {split!r} has no labels")
 
     def log_probabilities(self, predict: Predictor, split: str, part: int = 0, parts: int = 1) -> NDArray[np.float64]:
@@ -80,9 +76,12 @@ class HeldOut:
 
     @cached_property
     def _pool(self) -> Shard:
-        rows = self._partition.server_pool
         augment = self._config.client.augment == "crop_flip"
-        return Shard(self._data.train.images[rows], None, self._data.info, self._device, augment)
+        return Shard(self._train_images(self._pool_rows), None, self._data.info, self._device, augment)
+
+    def _train_images(self, rows: Rows) -> Images:
+        # Where clients have folders there may be no common training part at all.
+        return self._data.train.images[rows] if len(rows) else np.empty((0, *self._data.info.shape), np.uint8)
 
     @cached_property
     def _ood(self) -> Images:
@@ -90,6 +89,14 @@ class HeldOut:
         if name is None:
             return np.empty((0, *self._data.info.shape), np.uint8)
         return load_ood(name, self._data.info, self._config.data.root)
+
+
+def _kept_rows(config: Config, data: Dataset) -> tuple[Rows, Rows]:
+    """Rows of the training part that no client gets: the server's pool and the calibration set."""
+    if not needs_train(config):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    split = partition_of(config, data.train)
+    return split.server_pool, split.calibration
 
 
 def part_bounds(rows: int, part: int, parts: int) -> tuple[int, int]:

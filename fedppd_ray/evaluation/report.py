@@ -54,12 +54,11 @@ def write_report(run: Path, evaluation: Evaluation | None = None) -> Path:
     config = store.config()
     evaluation = evaluation or evaluate_run(run)
     plots = draw_plots(run / "plots", store.history(), evaluation, load_clients(run), config.dataset.classes)
-    page = _page(
+    text = html.escape((run / "config.yaml").read_text(encoding="utf-8"))
+    page = html_page(
         f"{config.name}: {config.method} on {config.data.name}",
-        _figures_table(evaluation.figures),
-        "".join(_picture(path) for path in plots),
-        _rounds_table(store.history()),
-        html.escape((run / "config.yaml").read_text(encoding="utf-8")),
+        f"<h2>The exported student</h2>{_figures_table(evaluation.figures)}{pictures(plots)}"
+        f"<h2>Rounds</h2>{_rounds_table(store.history())}<h2>Configuration</h2><pre>{text}</pre>",
     )
     write_atomically(run / "report.html", page.encode())
     return run / "report.html"
@@ -122,16 +121,19 @@ def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _picture(path: Path) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="{path.stem.replace("_", " ")}" src="data:image/png;base64,{data}">'
+def pictures(paths: Sequence[Path]) -> str:
+    """PNG files as part of the page itself, side by side."""
+    images = ""
+    for path in paths:
+        data = base64.b64encode(path.read_bytes()).decode()
+        images += f'<img alt="{path.stem.replace("_", " ")}" src="data:image/png;base64,{data}">'
+    return f"<div class=plots>{images}</div>"
 
 
-def _page(title: str, figures: str, plots: str, rounds: str, config: str) -> str:
+def html_page(title: str, body: str) -> str:
+    """A whole page that needs nothing but itself. `title` is text, `body` is HTML."""
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width,initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>"
-        f"<h2>The exported student</h2>{figures}<div class=plots>{plots}</div>"
-        f"<h2>Rounds</h2>{rounds}<h2>Configuration</h2><pre>{config}</pre></html>\n"
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>{body}</html>\n"
     )

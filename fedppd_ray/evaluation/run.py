@@ -1,14 +1,17 @@
-"""Everything there is to say about a run's exported student on held-out data."""
+"""Everything there is to say about a predictor on held-out data: a run's exported student, or a method's own."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from fedppd_ray.checkpoint.export import read_student
 from fedppd_ray.checkpoint.remote import Location, open_to_read
 from fedppd_ray.checkpoint.store import RunStore
+from fedppd_ray.config import Config
 from fedppd_ray.evaluation.metrics import Floats, Labels, entropy, misclassification_auroc, ood_auroc, score
-from fedppd_ray.evaluation.predictive import HeldOut, network_predictor
+from fedppd_ray.evaluation.predictive import HeldOut, Predictor, network_predictor
 
 
 @dataclass(frozen=True)
@@ -22,18 +25,26 @@ class Evaluation:
 
 
 def evaluate_run(run: Location) -> Evaluation:
-    """Test-set scores, misclassification and out-of-distribution AUROC, coverage of the abstention threshold."""
+    """The figures of the exported student, and what its abstention threshold comes to."""
     with open_to_read(run) as opened:
         config = RunStore(opened.folder).config()
     card, student = read_student(run)
-    held_out = HeldOut(config)
-    predict = network_predictor(student)
+    seen = evaluate_predictor(config, network_predictor(student))
+    figures = {"name": card["name"], "round": card["round"], **seen.figures}
+    if card["abstention"]:
+        figures["abstention"] = _abstention(
+            card["abstention"], seen.log_probabilities, seen.labels, seen.ood_log_probabilities
+        )
+    return replace(seen, figures=figures)
+
+
+def evaluate_predictor(config: Config, predict: Predictor, device: torch.device | str = "cpu") -> Evaluation:
+    """Test-set scores, misclassification and out-of-distribution AUROC, whoever predicts."""
+    held_out = HeldOut(config, device)
     known = held_out.log_probabilities(predict, "test")
     labels = held_out.labels("test")
     unknown = held_out.log_probabilities(predict, "ood")
     figures: dict[str, Any] = {
-        "name": card["name"],
-        "round": card["round"],
         "rows": len(labels),
         **score(known, labels).as_dict(),
         "misclassification_auroc": _finite(misclassification_auroc(known, labels)),
@@ -41,8 +52,6 @@ def evaluate_run(run: Location) -> Evaluation:
     if len(unknown):
         mean, deviation = ood_auroc(known, unknown, config.seed)
         figures |= {"ood": config.evaluation.ood, "ood_auroc": mean, "ood_auroc_sd": deviation}
-    if card["abstention"]:
-        figures["abstention"] = _abstention(card["abstention"], known, labels, unknown)
     return Evaluation(figures, known, labels, unknown)
 
 

@@ -162,6 +162,7 @@ def test_data_prepare_and_sample_say_what_they_did(fedppd: Command, tmp_path: Pa
     [
         ([], ["train", "evaluate", "predict", "report", "data"]),
         (["train"], ["CONFIG", "--out", "--set", "--resume", "--address"]),
+        (["compare"], ["CONFIG", "--methods", "--seeds", "--rounds", "fedppd_distill", "fedavg_student", "fedswag"]),
         (["evaluate"], ["RUN", "--json"]),
         (["predict"], ["RUN", "IMAGE", "--json"]),
         (["report"], ["RUN"]),

@@ -1,0 +1,129 @@
+"""What a comparison knows: the outcome of every method and seed, and its means over seeds."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from fedppd_ray.evaluation.metrics import BINS, entropy, reliability
+from fedppd_ray.evaluation.paper import Figures
+from fedppd_ray.evaluation.run import Evaluation
+
+Status = Literal["waiting", "finished", "failed"]
+
+# The figures of the table: key, heading, decimals.
+COLUMNS = (
+    ("accuracy", "accuracy %", 2),
+    ("nll", "NLL", 3),
+    ("ece", "ECE %", 2),
+    ("mce", "MCE %", 2),
+    ("brier", "Brier", 3),
+    ("ood_auroc", "OOD AUROC", 3),
+    ("misclassification_auroc", "misclassification AUROC", 3),
+    ("seconds", "seconds", 1),
+    ("megabytes", "MB sent", 1),
+)
+# Shares of the rows that are answered, in the risk–coverage curve.
+COVERAGES = tuple(percent / 100 for percent in range(1, 101))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One method with one seed. `figures` and `curves` are there once it has finished."""
+
+    label: str
+    seed: int
+    rounds: int  # wanted
+    status: Status
+    reason: str | None = None  # why it failed
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, Any] = field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()  # the lines of metrics.jsonl, also of a run that has not finished
+
+    def value(self, key: str) -> float | None:
+        if key in ("seconds", "megabytes"):
+            return math.fsum(line[key] for line in self.history)
+        found = self.figures.get(key)
+        return None if found is None else float(found)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Over the finished seeds; `deviation` (n − 1 in the denominator) needs two."""
+
+    mean: float
+    deviation: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods in the order of the table. `differences` says how a method's settings differ from the first's."""
+
+    name: str
+    data: Mapping[str, Any]
+    clients: int
+    outcomes: Sequence[Outcome]
+    differences: Mapping[str, Sequence[str]]
+    paper: Mapping[str, Figures] = field(default_factory=dict)
+    paper_rounds: int | None = None
+
+    @property
+    def labels(self) -> list[str]:
+        return list(dict.fromkeys(outcome.label for outcome in self.outcomes))
+
+    def of(self, label: str) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.label == label]
+
+    def finished(self, label: str) -> list[Outcome]:
+        return [outcome for outcome in self.of(label) if outcome.status == "finished"]
+
+    def means(self, label: str) -> dict[str, Mean]:
+        result = {}
+        for key, _, _ in COLUMNS:
+            values = [value for outcome in self.finished(label) if (value := outcome.value(key)) is not None]
+            if values:
+                deviation = statistics.stdev(values) if len(values) > 1 else None
+                result[key] = Mean(statistics.fmean(values), deviation, len(values))
+        return result
+
+
+def curves_of(evaluation: Evaluation) -> dict[str, Any]:
+    """What the plots need of the predictions, small enough for a JSON file.
+
+    Per confidence bin the number of rows, and the sums of their confidences and right answers: sums can be pooled
+    over seeds. And the risk (share of wrong answers, in percent) at each of `COVERAGES`.
+    """
+    bins = reliability(evaluation.log_probabilities, evaluation.labels)
+    full = bins.count > 0
+    return {
+        "count": bins.count.tolist(),
+        "confidence": np.where(full, bins.confidence * bins.count, 0.0).tolist(),
+        "right": np.where(full, bins.accuracy * bins.count, 0.0).tolist(),
+        "risk": _risks(evaluation),
+    }
+
+
+def _risks(evaluation: Evaluation) -> list[float]:
+    """Of the share c of the rows with the lowest entropy (ties in the order of the rows), how many are wrong."""
+    order = np.argsort(entropy(evaluation.log_probabilities), kind="stable")
+    wrong = (evaluation.log_probabilities.argmax(axis=1) != evaluation.labels)[order]
+    so_far = np.cumsum(wrong)
+    answered = [max(1, math.ceil(coverage * len(order) - 1e-9)) for coverage in COVERAGES]
+    return [100 * float(so_far[rows - 1]) / rows for rows in answered]
+
+
+def pooled_bins(outcomes: Sequence[Outcome]) -> tuple[list[int], list[float], list[float]]:
+    """Per confidence bin: rows, mean confidence and accuracy over all seeds together; NaN where empty."""
+    sums = {
+        key: np.sum([outcome.curves[key] for outcome in outcomes], axis=0) for key in ("count", "confidence", "right")
+    }
+    count = sums["count"]
+    with np.errstate(invalid="ignore"):
+        means = {key: np.where(count > 0, sums[key] / count, np.nan) for key in ("confidence", "right")}
+    if len(count) != BINS:
+        raise ValueError(f"{len(count)} bins, not {BINS}")
+    return count.tolist(), means["confidence"].tolist(), means["right"].tolist()

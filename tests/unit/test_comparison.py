@@ -1,0 +1,501 @@
+"""Methods side by side: what is planned, what is skipped, what is reported."""
+
+import fcntl
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fedppd_ray.checkpoint.store import RunStore
+from fedppd_ray.comparison import METHODS, Plan, compare, finished, parse_methods, parse_seeds, plan
+from fedppd_ray.config import Config
+from fedppd_ray.config_file import load_config
+from fedppd_ray.data.datasets import load
+from fedppd_ray.data.partition import partition
+from fedppd_ray.errors import CheckpointError, ConfigError, FedPPDError
+from fedppd_ray.evaluation.compare_report import cells, notes, results, table, write_comparison
+from fedppd_ray.evaluation.compared import COVERAGES, Comparison, Outcome, curves_of, pooled_bins
+from fedppd_ray.evaluation.paper import paper_figures, regime_of
+from fedppd_ray.evaluation.run import Evaluation
+
+Train = Callable[[Config, Path], None]
+FILES = [
+    "plots/convergence.png",
+    "plots/reliability.png",
+    "plots/risk_coverage.png",
+    "report.html",
+    "results.json",
+    "table.md",
+]
+
+
+def tiny_file(tiny: Callable[..., Config], folder: Path) -> Path:
+    """The tiny configuration as a file, two rounds long."""
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny(federation={"rounds": 2}).model_dump(mode="json")))
+    return path
+
+
+@pytest.fixture
+def file(tiny: Callable[..., Config], tmp_path: Path) -> Path:
+    return tiny_file(tiny, tmp_path)
+
+
+@pytest.fixture
+def other(file: Path) -> Callable[..., Path]:
+    """Another file with changes by section."""
+
+    def write(**changes: dict[str, Any]) -> Path:
+        values = yaml.safe_load(file.read_text())
+        for section, keys in changes.items():
+            values[section] = {**values[section], **keys}
+        path = file.with_name("other.yaml")
+        path.write_text(yaml.safe_dump(values))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def train(train_run: Callable[..., object]) -> Train:
+    """Real training without Ray, continued where there is a run."""
+    return lambda config, folder: void(train_run(config, folder, resume=RunStore(folder).exists()))
+
+
+def void(_: object) -> None:
+    return None
+
+
+def never(_: Config, folder: Path) -> None:
+    raise AssertionError(f"{folder} is trained again")
+
+
+@pytest.fixture
+def two(file: Path, tmp_path: Path) -> Plan:
+    return plan(file, "fedppd,fedppd_distill", str(tmp_path / "out"))
+
+
+@pytest.fixture(scope="module")
+def finished_out(
+    tiny: Callable[..., Config], train_run: Callable[..., object], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder of `two`, finished; never write into it."""
+    folder = tmp_path_factory.mktemp("comparison")
+    path = tiny_file(tiny, folder)
+    compare(plan(path, "fedppd,fedppd_distill", str(folder / "out")), lambda config, run: void(train_run(config, run)))
+    return folder / "out"
+
+
+@pytest.fixture
+def done(two: Plan, finished_out: Path) -> Plan:
+    """`two`, finished already."""
+    shutil.copytree(finished_out, two.out)
+    return two
+
+
+# ---- the plan
+
+
+def test_every_method_changes_what_its_name_says_and_nothing_else(file: Path, tmp_path: Path) -> None:
+    planned = plan(file, ",".join(METHODS), str(tmp_path), settings=["client.epochs=12"])
+    found = {run.label: run.config for run in planned.runs}
+    assert {label: config.method for label, config in found.items()} == {
+        **{name: name for name in ("fedavg", "fedbe", "fedswag", "fedpa", "fedppd")},
+        "fedavg_student": "fedavg",
+        "fedppd_distill": "fedppd",
+    }
+    assert found["fedavg"].baseline.network == "teacher"
+    assert found["fedavg_student"].baseline.network == "student"
+    assert found["fedppd"].server.aggregate == "average"
+    assert found["fedppd_distill"].server.aggregate == "distill"
+    assert len({config.teacher for config in found.values()}) == 1
+    assert all(config.client.epochs == 12 for config in found.values())
+
+
+def test_every_method_has_the_same_rows_for_a_seed_and_others_for_another(file: Path, tmp_path: Path) -> None:
+    planned = plan(file, "fedppd,fedppd_distill", str(tmp_path), seeds="4,5")
+    labels = np.asarray(load("mnist5k").train.labels)
+    rows = {
+        (run.label, run.seed): np.concatenate(
+            partition(labels, 10, run.config.data, run.config.federation.clients, run.config.seed).clients
+        ).tolist()
+        for run in planned.runs
+    }
+    assert rows["fedppd", 4] == rows["fedppd_distill", 4]
+    assert rows["fedppd", 5] == rows["fedppd_distill", 5]
+    assert rows["fedppd", 4] != rows["fedppd", 5]
+
+
+def test_the_first_seed_of_all_methods_comes_first(file: Path, tmp_path: Path) -> None:
+    planned = plan(file, "fedppd,fedppd_distill", str(tmp_path), seeds="1,0", rounds=7)
+    assert [(run.seed, run.label) for run in planned.runs] == [
+        (1, "fedppd"), (1, "fedppd_distill"), (0, "fedppd"), (0, "fedppd_distill"),
+    ]  # fmt: skip
+    assert planned.runs[3].folder == tmp_path / "fedppd_distill" / "seed-0"
+    assert all(run.config.federation.rounds == 7 for run in planned.runs)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("fedpdd", ["'fedpdd'", "did you mean 'fedppd'?"]),
+        ("fedavg,", ["unknown method ''"]),
+        ("fedavg,fedavg", ["'fedavg'", "twice"]),
+        ("a=x.yaml,a=y.yaml", ["'a'", "twice"]),
+        ("fedavg=x.yaml", ["'fedavg'", "no method has"]),
+        ("../a=x.yaml", ["'../a'", "letters"]),
+        (".=x.yaml", ["'.'"]),
+        ("=x.yaml", ["''"]),
+    ],
+)
+def test_a_method_that_cannot_be_is_named(text: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_methods(text, Path("config.yaml"))
+    assert all(part in str(caught.value) for part in parts)
+
+
+@pytest.mark.parametrize("text", ["", "0,,1", "0,0", "0,00", "-1", "a", "1.5", "²"])
+def test_seeds_are_different_whole_numbers(text: str) -> None:
+    with pytest.raises(ConfigError, match="--seeds"):
+        parse_seeds(text, 3)
+
+
+def test_seeds_are_read_in_their_order_and_default_to_the_configs() -> None:
+    assert parse_seeds("2, 0,11", 3) == [2, 0, 11]
+    assert parse_seeds(None, 3) == [3]
+
+
+def test_another_file_takes_part_with_its_settings_and_our_seed_and_evaluation(
+    file: Path, other: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = other(teacher={"rate": 0.5}, evaluation={"every": 9, "ood": None})
+    planned = plan(file, f"fedppd,mine={path}", str(tmp_path), seeds="8")
+    mine = planned.runs[1].config
+    assert (planned.runs[1].label, mine.teacher.rate, mine.seed) == ("mine", 0.5, 8)
+    assert mine.evaluation == planned.base.evaluation
+
+
+def test_another_file_with_other_data_is_refused_with_the_keys(
+    file: Path, other: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = other(data={"calibration": 50}, federation={"clients": 4})
+    with pytest.raises(ConfigError) as caught:
+        plan(file, f"fedppd,mine={path}", str(tmp_path))
+    assert all(
+        part in str(caught.value) for part in ("mine", "data.calibration: 40 -> 50", "federation.clients: 3 -> 4")
+    )
+
+
+def test_a_method_that_the_configuration_cannot_run_is_named_with_the_key(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^fedppd_distill: data\.server_pool"):
+        plan(file, "fedppd_distill", str(tmp_path), settings=["data.server_pool=0"])
+
+
+def test_a_url_is_no_folder_for_a_comparison(file: Path) -> None:
+    with pytest.raises(ConfigError, match="local folder"):
+        plan(file, "fedppd", "s3://bucket/prefix")
+
+
+# ---- the runs
+
+
+def test_a_comparison_leaves_table_results_plots_and_page(done: Plan) -> None:
+    comparison = compare(done, never)
+    assert [outcome.status for outcome in comparison.outcomes] == ["finished", "finished"]
+    found = sorted(str(path.relative_to(done.out)) for path in [*done.out.glob("[!.]*.*"), *done.out.glob("plots/*")])
+    assert found == FILES
+    assert (done.out / "table.md").read_text(encoding="utf-8") == table(comparison)
+    assert json.loads((done.out / "results.json").read_text()) == results(comparison)
+
+
+def test_the_figures_are_those_of_the_last_round_and_sums_are_over_all(done: Plan) -> None:
+    for run in done.runs:
+        history = RunStore(run.folder).history()
+        outcome = finished(run)
+        assert outcome is not None
+        assert [line["round"] for line in history] == [1, 2]
+        for key in ("accuracy", "nll", "ece", "mce", "brier"):
+            assert outcome.value(key) == pytest.approx(history[-1][key], abs=1e-9)
+        assert outcome.value("seconds") == pytest.approx(sum(line["seconds"] for line in history))
+        assert outcome.value("megabytes") == pytest.approx(sum(line["megabytes"] for line in history))
+        assert "ood_auroc" in outcome.figures
+
+
+def test_a_method_is_judged_by_its_own_predictor_not_by_the_exported_network(
+    file: Path, tmp_path: Path, train: Train
+) -> None:
+    """FedSWAG predicts by an average over samples; one network is what it exports."""
+    from fedppd_ray.evaluation.run import evaluate_run
+
+    planned = plan(file, "fedswag", str(tmp_path / "out"), settings=["client.epochs=4", "fedswag.samples=5"])
+    outcome = compare(planned, train).outcomes[0]
+    last = RunStore(planned.runs[0].folder).history()[-1]
+    assert outcome.value("nll") == pytest.approx(last["nll"], abs=1e-9)
+    assert outcome.value("nll") != pytest.approx(evaluate_run(planned.runs[0].folder).figures["nll"], abs=1e-9)
+
+
+def test_what_is_finished_is_not_done_again(done: Plan) -> None:
+    before = (done.out / "results.json").read_bytes()
+    assert all(outcome.status == "finished" for outcome in compare(done, never).outcomes)
+    assert (done.out / "results.json").read_bytes() == before
+
+
+def test_lost_figures_are_made_again_from_the_checkpoint(done: Plan, train: Train) -> None:
+    before = (done.out / "results.json").read_bytes()
+    (done.runs[0].folder / "figures.json").write_text('{"format": 1')
+    resumed: list[Path] = []
+
+    def again(config: Config, folder: Path) -> None:
+        resumed.append(folder)
+        train(config, folder)
+
+    compare(done, again)
+    assert resumed == [done.runs[0].folder]
+    assert (done.out / "results.json").read_bytes() == before
+
+
+def test_more_rounds_continue_the_runs_and_renew_the_figures(file: Path, tmp_path: Path, train: Train) -> None:
+    out = str(tmp_path / "out")
+    short = compare(plan(file, "fedppd", out, rounds=1), train).outcomes[0]
+    long = compare(plan(file, "fedppd", out, rounds=2), train).outcomes[0]
+    assert long.history[0] == short.history[0]
+    assert len(long.history) == 2
+    assert long.figures["nll"] != short.figures["nll"]
+    with pytest.raises(CheckpointError, match=r"federation\.rounds.*at round 2 already"):
+        compare(plan(file, "fedppd", out, rounds=1), never)
+
+
+def test_results_are_renewed_after_every_run(two: Plan, train: Train) -> None:
+    seen = []
+
+    def watched(config: Config, folder: Path) -> None:
+        methods = json.loads((two.out / "results.json").read_text())["methods"]
+        seen.append([methods[label]["runs"][0]["status"] for label in two.labels])
+        assert (two.out / "report.html").exists()
+        train(config, folder)
+
+    compare(two, watched)
+    assert seen == [["waiting", "waiting"], ["finished", "waiting"]]
+
+
+def test_a_diverged_method_is_reported_and_the_others_go_on(
+    file: Path, other: Callable[..., Path], tmp_path: Path, train: Train
+) -> None:
+    path = other(teacher={"rate": 1e30})
+    planned = plan(file, f"wild={path},fedppd", str(tmp_path / "out"))
+    done = compare(planned, train)
+    assert [outcome.status for outcome in done.outcomes] == ["failed", "finished"]
+    text = (planned.out / "table.md").read_text(encoding="utf-8")
+    assert re.search(r"^\| wild \(failed\) \| – \|", text, re.MULTILINE)
+    assert re.search(r"^- wild, seed 3: failed after 0 rounds: .{10,}", text, re.MULTILINE)
+    tried: list[str] = []
+
+    def again(_: Config, folder: Path) -> None:
+        tried.append(folder.parent.name)
+        raise FedPPDError("still wild")
+
+    assert compare(planned, again).outcomes[0].reason == "still wild"
+    assert tried == ["wild"]
+
+
+def test_a_defect_in_one_method_costs_only_that_method(two: Plan, train: Train) -> None:
+    def broken(config: Config, folder: Path) -> None:
+        if config.server.aggregate == "average":
+            raise RuntimeError("a defect\nof two lines")
+        train(config, folder)
+
+    done = compare(two, broken)
+    assert [outcome.status for outcome in done.outcomes] == ["failed", "finished"]
+    assert done.outcomes[0].reason == "RuntimeError: a defect of two lines"
+
+
+def test_ctrl_c_is_no_failed_run(two: Plan) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(two, stopped)
+    statuses = [
+        run["runs"][0]["status"] for run in json.loads((two.out / "results.json").read_text())["methods"].values()
+    ]
+    assert statuses == ["waiting", "waiting"]
+
+
+def test_a_folder_of_another_comparison_is_refused_before_anything_runs(file: Path, done: Plan) -> None:
+    changed = plan(file, "fedppd_distill,fedppd", str(done.out), settings=["teacher.rate=0.2"])
+    before = (done.out / "results.json").read_bytes()
+    with pytest.raises(CheckpointError, match=r"another config \(teacher\.rate: 0\.045 -> 0\.2\)"):
+        compare(changed, never)
+    assert (done.out / "results.json").read_bytes() == before
+
+
+def test_a_second_comparison_in_the_same_folder_is_refused(two: Plan) -> None:
+    two.out.mkdir()
+    with (two.out / ".lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another comparison is at work"):
+            compare(two, never)
+
+
+# ---- figures, by hand
+
+
+def evaluation(confidences: list[float], right: list[bool]) -> Evaluation:
+    """Two classes; the answer is class 0, and the label is 0 where it is right."""
+    p = np.array([[value, 1 - value] for value in confidences])
+    return Evaluation({}, np.log(p), np.array([0 if ok else 1 for ok in right]), np.empty((0, 2)))
+
+
+def test_risk_is_the_share_of_wrong_answers_among_the_surest() -> None:
+    risks = curves_of(evaluation([0.6, 0.99, 0.8, 0.9], [False, True, False, True]))["risk"]
+    by_coverage = dict(zip(COVERAGES, risks, strict=True))
+    assert [by_coverage[share] for share in (0.01, 0.25, 0.5, 0.75, 1.0)] == pytest.approx([0, 0, 0, 100 / 3, 50])
+    assert by_coverage[0.51] == pytest.approx(100 / 3)  # a coverage is reached, not missed
+
+
+def test_bins_are_pooled_over_seeds_by_rows() -> None:
+    first = curves_of(evaluation([0.99, 0.99, 0.99], [True, True, False]))
+    second = curves_of(evaluation([0.95, 0.61], [False, True]))
+    runs = [Outcome("m", seed, 1, "finished", curves=curves) for seed, curves in enumerate((first, second))]
+    count, confidence, accuracy = pooled_bins(runs)
+    assert (count[14], count[9], sum(count)) == (4, 1, 5)
+    assert confidence[14] == pytest.approx((3 * 0.99 + 0.95) / 4)
+    assert accuracy[14] == pytest.approx(0.5)
+    assert np.isnan(accuracy[0])
+
+
+def outcome(label: str, seed: int, accuracy: float | None, **changes: Any) -> Outcome:
+    curves = curves_of(evaluation([0.9, 0.7], [True, False]))
+    lines = [{"round": 1, "accuracy": accuracy, "ece": 1.0, "seconds": 2.0, "megabytes": 0.5}] * 2
+    done = Outcome(label, seed, 2, "finished", figures={"accuracy": accuracy, "ece": 4.0}, curves=curves, history=lines)
+    return replace(done, **changes)
+
+
+def made(*outcomes: Outcome, **changes: Any) -> Comparison:
+    part = {"kind": "iid", "rows_per_client": 4000}
+    labels = {outcome.label: [] for outcome in outcomes}
+    return Comparison("two", {"name": "cifar10", "partition": part}, 10, outcomes, labels, **changes)
+
+
+def test_a_cell_is_mean_and_deviation_over_the_finished_seeds() -> None:
+    runs = [
+        outcome("m", 0, 60.0),
+        outcome("m", 1, 62.0),
+        outcome("m", 2, None, status="failed", reason="x", figures={}),
+    ]
+    done = made(*runs)
+    mean = done.means("m")["accuracy"]
+    assert (mean.mean, mean.seeds) == (61.0, 2)
+    assert mean.deviation == pytest.approx(2**0.5)
+    row = dict(zip(*cells(done), strict=True))
+    assert row["method"] == "m (2 of 3 seeds, others failed)"
+    assert row["accuracy %"] == "61.00 ± 1.41"
+    assert row["seconds"] == "4.0 ± 0.0"
+    assert row["OOD AUROC"] == "–"
+
+
+def test_one_seed_has_no_deviation() -> None:
+    assert dict(zip(*cells(made(outcome("m", 0, 60.0))), strict=True))["accuracy %"] == "60.00"
+
+
+def test_the_papers_figure_stands_beside_ours_and_its_rounds_below() -> None:
+    done = made(outcome("fedavg", 0, 70.0), paper={"fedavg": {"accuracy": 73.8}}, paper_rounds=200)
+    assert dict(zip(*cells(done), strict=True))["accuracy %"] == "70.00 (73.80)"
+    assert any("from 200 rounds. Its runs are longer than ours (2 rounds)" in note for note in notes(done))
+    assert not any("paper" in note for note in notes(made(outcome("m", 0, 70.0))))
+
+
+def test_the_page_needs_nothing_but_itself_and_escapes_what_comes_from_outside(tmp_path: Path) -> None:
+    failed = outcome("n", 0, None, status="failed", reason="<script>alert(1)</script>", figures={})
+    write_comparison(tmp_path, made(outcome("m", 0, 60.0), failed))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    sources = re.findall(r'(?:src|href)\s*=\s*"?([^">\s]+)', page)
+    assert len(sources) == 3
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert "<script" not in page
+    assert "failed after 2 rounds: &lt;script&gt;" in page
+
+
+def test_a_comparison_without_any_finished_run_can_be_written(tmp_path: Path) -> None:
+    write_comparison(tmp_path, made(Outcome("m", 0, 5, "waiting")))
+    assert "m, seed 0: not finished, 0 of 5 rounds done" in (tmp_path / "table.md").read_text(encoding="utf-8")
+
+
+# ---- the paper
+
+
+def cifar(tiny: Callable[..., Config], kind: str = "major_classes", **changes: Any) -> Config:
+    data = {"name": "cifar10", "partition": {"kind": kind, "rows_per_client": 2100}}
+    return tiny(**{"data": data, "federation": {"clients": 10}, "evaluation": {"ood": None}, **changes})
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "accuracy"),
+    [
+        (2100, "major_classes", 61.86),
+        (1700, "major_classes", 61.86),
+        (2500, "major_classes", 61.86),
+        (1600, "major_classes", None),
+        (2600, "major_classes", None),
+        (None, "major_classes", None),
+        (4000, "iid", 74.91),
+        (2100, "iid", None),
+        (2100, "dirichlet", None),
+    ],
+)
+def test_the_paper_is_quoted_for_its_partition_and_rows_within_a_fifth(
+    tiny: Callable[..., Config], rows: int | None, kind: str, accuracy: float | None
+) -> None:
+    assert paper_figures(regime_of(cifar(tiny, kind), rows), "fedppd", None).get("accuracy") == accuracy
+
+
+def test_the_paper_is_not_quoted_for_other_clients_or_classes(tiny: Callable[..., Config]) -> None:
+    assert regime_of(cifar(tiny), 2100) is not None
+    assert regime_of(cifar(tiny, federation={"clients": 20}), 2100) is None
+    assert regime_of(cifar(tiny, federation={"clients": 10, "participation": 0.5}), 2100) is None
+    skewed = {"kind": "major_classes", "rows_per_client": 2100, "major": 3}
+    assert regime_of(cifar(tiny, data={"name": "cifar10", "partition": skewed}), 2100) is None
+    assert regime_of(tiny(federation={"clients": 10}), 2100) is None
+
+
+def test_the_papers_ood_figure_needs_the_papers_ood_set(tiny: Callable[..., Config]) -> None:
+    regime = regime_of(cifar(tiny), 2100)
+    assert paper_figures(regime, "fedppd_distill", "svhn")["ood_auroc"] == 0.765
+    assert "ood_auroc" not in paper_figures(regime, "fedppd_distill", "glyphs")
+
+
+def test_methods_that_the_paper_does_not_have_are_not_quoted(tiny: Callable[..., Config]) -> None:
+    regime = regime_of(cifar(tiny), 2100)
+    assert paper_figures(regime, "fedavg_student", "svhn") == {}
+    assert "ece" not in paper_figures(regime, "fedpa", "svhn")
+
+
+@pytest.mark.parametrize(
+    ("preset", "rows"),
+    [
+        ("mnist", 500),
+        ("cifar10", 2100),
+        ("cifar10_iid", 4000),
+        ("cifar100", 2200),
+        ("cifar100_iid", 4000),
+        ("femnist", 2000),
+    ],
+)
+def test_the_papers_presets_are_its_experiments(preset: str, rows: int) -> None:
+    config = load_config(Path(__file__).parents[2] / "configs" / f"{preset}.yaml")
+    regime = regime_of(config, rows)
+    assert regime is not None
+    assert regime.rounds == config.federation.rounds
+    assert regime.ood in (None, config.evaluation.ood)
+
+
+def test_a_preset_of_fewer_rows_is_not() -> None:
+    small = load_config(Path(__file__).parents[2] / "configs" / "cifar10_small.yaml")
+    assert regime_of(small, small.data.partition.rows_per_client) is None
