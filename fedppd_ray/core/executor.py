@@ -63,11 +63,11 @@ class Executor(Protocol):
 class SerialExecutor:
     """Everything in this process, one client after the other: for debugging and as the reference."""
 
-    def __init__(self, config: Config, clients: Sequence[str]) -> None:
+    def __init__(self, config: Config, clients: Sequence[str], ranked_by: Sequence[GlobalState] = ()) -> None:
         # The same arithmetic as an actor's: the number of threads may change the last bit.
         torch.set_num_threads(1)
         self._server = ServerWorker(config)
-        self._worker = ClientWorker(config, clients)
+        self._worker = ClientWorker(config, clients, ranked_by=ranked_by)
         self._queue: deque[str] = deque()
         self._published: GlobalState | None = None
 

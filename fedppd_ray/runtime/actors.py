@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import ray
 import torch
+from ray import ObjectRef
 
 from fedppd_ray.config import Config
 from fedppd_ray.core.client import ClientWorker
@@ -34,8 +35,8 @@ def _node() -> str:
 
 
 class RayClient(ClientWorker):
-    def __init__(self, config: Config, clients: Sequence[str], share: Share) -> None:
-        super().__init__(config, clients, _use_assigned_device(share))
+    def __init__(self, config: Config, clients: Sequence[str], share: Share, ranked_by: Sequence[ObjectRef]) -> None:
+        super().__init__(config, clients, _use_assigned_device(share), ray.get(list(ranked_by)))
 
     def train(self, client: str, state: GlobalState) -> tuple[Receipt, Models]:
         """`local_update` as two objects: the driver reads the receipt, the weights go to the server alone."""

@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -14,6 +14,7 @@ from fedppd_ray.checkpoint.remote import Location, open_to_train
 from fedppd_ray.checkpoint.store import RunStore
 from fedppd_ray.config import Config, client_ids
 from fedppd_ray.core.executor import Executor, SerialExecutor
+from fedppd_ray.core.types import GlobalState
 from fedppd_ray.errors import ResourceError
 from fedppd_ray.runtime.gauges import GaugeObserver
 from fedppd_ray.runtime.ray_executor import RayExecutor
@@ -31,8 +32,12 @@ def train(
     resume_if_exists: bool = False,
     address: str | None = None,
     serial: bool = False,
+    ranked_by: Sequence[GlobalState] = (),
 ) -> None:
-    """A run from its first, or its last saved, round to the end; `out` is a folder or a URL."""
+    """A run from its first, or its last saved, round to the end; `out` is a folder or a URL.
+
+    `ranked_by`, active learning: the global models by which the clients have chosen rows to label, in order.
+    """
     with open_to_train(out) as run:
         store = RunStore(run.folder, run.mirror)
         if resume or (resume_if_exists and store.exists()):
@@ -42,22 +47,24 @@ def train(
             start = None
         if start is not None and start.round == config.federation.rounds:
             return
-        with _executor(config, address, serial) as executor:
+        with _executor(config, address, serial, ranked_by) as executor:
             watching = observer if serial else Observers(observer, GaugeObserver())
             Training(config, store, executor, watching).run_rounds(start)
 
 
 @contextmanager
-def _executor(config: Config, address: str | None, serial: bool) -> Iterator[Executor]:
+def _executor(
+    config: Config, address: str | None, serial: bool, ranked_by: Sequence[GlobalState]
+) -> Iterator[Executor]:
     clients = client_ids(config.federation.clients)
     _stop_on_sigterm()
     if serial:
-        yield SerialExecutor(config, clients)
+        yield SerialExecutor(config, clients, ranked_by)
         return
     connect(address)
     _stop_on_sigterm()  # again: ray.init puts a handler of its own there, which ends the process at once
     try:
-        executor = RayExecutor(config, clients)
+        executor = RayExecutor(config, clients, ranked_by)
         try:
             yield executor
         finally:

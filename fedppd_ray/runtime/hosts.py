@@ -52,9 +52,16 @@ class Host:
 
 class Hosts:
     def __init__(
-        self, config: Config, plan: Mapping[str, Sequence[str]], allocation: Allocation, nodes: list[NodeResources]
+        self,
+        config: Config,
+        plan: Mapping[str, Sequence[str]],
+        allocation: Allocation,
+        nodes: list[NodeResources],
+        ranked_by: Sequence[Any] = (),
     ) -> None:
+        """`ranked_by`: references to the global models that ranked the clients' pools (active learning)."""
         self._config = config
+        self._ranked_by = list(ranked_by)
         self._nodes = nodes
         self._cores = {node.id: max(1, int(node.cpus)) for node in nodes}
         self._hosts = [self._create(name, clients, allocation.clients[name]) for name, clients in plan.items()]
@@ -68,7 +75,7 @@ class Hosts:
         options: dict[str, Any] = {"num_cpus": share.cpus, "num_gpus": share.gpus}
         if own.label_selector:
             options["label_selector"] = dict(own.label_selector)
-        handle = ClientActor.options(**options).remote(self._config, clients, share)
+        handle = ClientActor.options(**options).remote(self._config, clients, share, self._ranked_by)
         return Host(name, handle, share, clients, own.data is not None)
 
     # ---- start and end

@@ -26,7 +26,7 @@ _POLL_S = 0.2
 class RayExecutor:
     """Needs `ray.init` to have been called."""
 
-    def __init__(self, config: Config, clients: Sequence[str]) -> None:
+    def __init__(self, config: Config, clients: Sequence[str], ranked_by: Sequence[GlobalState] = ()) -> None:
         self._config = config
         nodes = cluster_nodes()
         plan = plan_hosts(config, clients)
@@ -35,7 +35,7 @@ class RayExecutor:
         # All actors are requested before any is waited for: they start side by side.
         server = allocation.server
         self._server = ServerActor.options(num_cpus=server.cpus, num_gpus=server.gpus).remote(config, server)
-        self._hosts = Hosts(config, plan, allocation, nodes)
+        self._hosts = Hosts(config, plan, allocation, nodes, [ray.put(state) for state in ranked_by])
         try:
             self._hosts.wait_until_ready({self._server.ready.remote(): "the server"})
         except BaseException:
