@@ -1,9 +1,11 @@
 """Named data sets: read once, cached whole, shared read-only; what is missing or damaged is said in one line."""
 
+import dataclasses
 import gzip
 import multiprocessing
 import os
 import socket
+import string
 import struct
 import time
 from collections.abc import Callable
@@ -13,14 +15,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedppd_ray.data import datasets, sources
+from fedppd_ray.data.cache import cache_root
 from fedppd_ray.data.catalog import CATALOG, DatasetInfo
-from fedppd_ray.data.datasets import cache_root, data_root, load, load_ood, prepare
+from fedppd_ray.data.datasets import data_root, load, load_ood, prepare
+from fedppd_ray.data.parts import PartName, Split
+from fedppd_ray.data.sources import SOURCES
 from fedppd_ray.errors import DataError
 from fedppd_ray.models.networks import NETWORKS
 
 REAL = Path(os.environ.get("FEDPPD_DATA") or Path(__file__).parents[3] / "shared" / "data")
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+PARTS: tuple[PartName, ...] = ("train", "test")
 
 
 @pytest.fixture
@@ -57,6 +62,12 @@ def write_idx(root: Path, zipped: Callable[[int], bool], folder: str = "MNIST") 
             (raw / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
         else:
             (raw / name).write_bytes(idx(array))
+
+
+def place(array: NDArray[np.uint8]) -> Path:
+    """The file that an array is a map of."""
+    assert isinstance(array, np.memmap)
+    return Path(str(array.filename))
 
 
 def one_line(caught: pytest.ExceptionInfo[DataError]) -> str:
@@ -113,17 +124,36 @@ def test_a_second_load_does_not_read_the_source_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
+def test_files_replaced_in_place_are_read_again(tmp_path: Path) -> None:
+    write_idx(tmp_path, lambda _: False)
+    path = tmp_path / "MNIST" / "raw" / NAMES[2]
+    before = np.array(load("mnist", str(tmp_path)).test.images)
+    path.write_bytes(idx(255 - idx_arrays()[2]))
+    os.utime(path, ns=(0, 0))  # the same size: only the time of change tells
+    assert np.array_equal(load("mnist", str(tmp_path)).test.images, 255 - before)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_change_of_the_test_files_leaves_the_parsed_training_rows_alone(tmp_path: Path) -> None:
+    write_idx(tmp_path, lambda _: False)
+    first = load("mnist", str(tmp_path)).train.images
+    os.utime(tmp_path / "MNIST" / "raw" / NAMES[2], ns=(0, 0))
+    assert place(load("mnist", str(tmp_path)).train.images) == place(first)
+
+
+@pytest.mark.usefixtures("cache")
 def test_two_roots_have_two_caches(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_idx(tmp_path / name, lambda _: False)
-    assert prepare("mnist", str(tmp_path / "a")) != prepare("mnist", str(tmp_path / "b"))
+    places = {place(load("mnist", str(tmp_path / name)).train.images) for name in ("a", "b")}
+    assert len(places) == 2
 
 
 def test_a_failed_reading_leaves_nothing_in_the_cache(cache: Path, tmp_path: Path) -> None:
     write_idx(tmp_path, lambda _: False)
     (tmp_path / "MNIST" / "raw" / NAMES[2]).write_bytes(b"\0\0\x08\x03")
     with pytest.raises(DataError):
-        prepare("mnist", str(tmp_path))
+        prepare("mnist", str(tmp_path), ["test"])
     assert [path.name for path in (cache / "arrays").iterdir() if not path.name.endswith(".lock")] == []
 
 
@@ -131,18 +161,18 @@ def test_a_failed_reading_leaves_nothing_in_the_cache(cache: Path, tmp_path: Pat
 def test_two_processes_at_once_parse_once_and_see_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_idx(tmp_path, lambda _: False)
     log = tmp_path / "log"
-    real = datasets._READERS["mnist"]
+    real = SOURCES["mnist"]
 
-    def slow(root: Path) -> sources.Parts:
+    def slow(root: Path, part: PartName) -> Split:
         with log.open("a") as handle:
             handle.write("parsed\n")
         time.sleep(0.3)
-        return real(root)
+        return real.read(root, part)
 
     def work(answers: "multiprocessing.Queue[int]") -> None:
         answers.put(int(load("mnist", str(tmp_path)).train.images.sum()))
 
-    monkeypatch.setitem(datasets._READERS, "mnist", slow)
+    monkeypatch.setitem(SOURCES, "mnist", dataclasses.replace(real, read=slow))
     context = multiprocessing.get_context("fork")
     answers: multiprocessing.Queue[int] = context.Queue()
     processes = [context.Process(target=work, args=(answers,)) for _ in range(2)]
@@ -159,7 +189,7 @@ def test_a_cache_that_cannot_be_made_names_the_variable_to_set(tmp_path: Path, m
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDPPD_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match="set FEDPPD_CACHE to a writable folder"):
-        load("mnist5k")
+        prepare("mnist5k")
 
 
 def test_an_empty_xdg_cache_home_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +209,9 @@ def test_the_setting_wins_over_the_environment_and_that_over_the_cache(
 
 @pytest.mark.parametrize("name", ["glyphs", "nothing"])
 def test_preparing_what_has_no_files_lists_what_has(name: str) -> None:
-    with pytest.raises(DataError, match="choose one of cifar10, fashion_mnist, mnist, mnist5k"):
+    with pytest.raises(
+        DataError, match="choose one of cifar10, cifar100, fashion_mnist, femnist, folder, kmnist, mnist"
+    ):
         prepare(name)
 
 
@@ -189,11 +221,14 @@ def test_preparing_what_has_no_files_lists_what_has(name: str) -> None:
 @pytest.mark.parametrize("zipped", [lambda _: False, lambda _: True, lambda number: number % 2 == 0])
 def test_idx_files_are_read_plain_gzipped_and_mixed(tmp_path: Path, zipped: Callable[[int], bool]) -> None:
     write_idx(tmp_path, zipped, "FashionMNIST")
-    parts = sources.read_idx("FashionMNIST", "FashionMNIST", tmp_path)
     train_x, train_y, test_x, test_y = idx_arrays()
-    for part, expected in zip(parts, (train_x[:, None], train_y, test_x[:, None], test_y), strict=True):
-        assert np.array_equal(part, expected)
-    assert [part.dtype for part in parts] == [np.uint8, np.int64, np.uint8, np.int64]
+    wanted: list[tuple[PartName, NDArray[np.uint8], NDArray[np.uint8]]]
+    wanted = [("train", train_x, train_y), ("test", test_x, test_y)]
+    for part, images, labels in wanted:
+        split = SOURCES["fashion_mnist"].read(tmp_path, part)
+        assert np.array_equal(split.images, images[:, None])
+        assert np.array_equal(split.labels, labels)
+        assert (split.images.dtype, split.labels.dtype) == (np.uint8, np.int64)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +248,7 @@ def test_a_damaged_idx_file_is_named(tmp_path: Path, damage: Callable[[bytes], b
     path = tmp_path / "MNIST" / "raw" / NAMES[0]
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError) as caught:
-        sources.read_idx("MNIST", "MNIST", tmp_path)
+        SOURCES["mnist"].read(tmp_path, "train")
     assert one_line(caught).startswith(str(path))
     assert "fetch it again" in str(caught.value)
 
@@ -232,7 +267,7 @@ def test_a_damaged_gz_file_is_named(tmp_path: Path, damage: Callable[[bytes], by
     path = tmp_path / "MNIST" / "raw" / f"{NAMES[0]}.gz"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError) as caught:
-        sources.read_idx("MNIST", "MNIST", tmp_path)
+        SOURCES["mnist"].read(tmp_path, "train")
     assert one_line(caught).startswith(str(path))
 
 
@@ -253,7 +288,7 @@ def test_sound_files_of_another_data_set_do_not_get_into_the_cache(
 ) -> None:
     write_idx(tmp_path, lambda _: False)
     (tmp_path / "MNIST" / "raw" / name).write_bytes(idx(array))
-    with pytest.raises(DataError, match=f"mnist under {tmp_path}: (training|test) .*fetch the files again"):
+    with pytest.raises(DataError, match=f"mnist under {tmp_path}: (train|test) .*fetch the files again"):
         prepare("mnist", str(tmp_path))
 
 
@@ -266,55 +301,82 @@ def test_sound_files_of_another_data_set_do_not_get_into_the_cache(
     [
         ("mnist", "MNIST/raw", NAMES),
         ("fashion_mnist", "FashionMNIST/raw", NAMES),
-        ("cifar10", "cifar-10-batches-py", ("cifar-10-python.tar.gz",)),
+        ("kmnist", "KMNIST/raw", NAMES),
+        ("femnist", "femnist_leaf", (".json",)),
+        ("cifar10", "cifar-10-batches-py", ("cifar-10-python.tar.gz", "data_batch_1", "test_batch")),
+        ("cifar100", "cifar-100-python", ("cifar-100-python.tar.gz", "train", "test")),
+        ("svhn", "SVHN", ("train_32x32.mat", "train_images.npy", "test_labels.npy")),
     ],
 )
 def test_offline_the_error_says_which_files_to_put_where(
     tmp_path: Path, name: str, folder: str, files: tuple[str, ...]
 ) -> None:
-    with pytest.raises(DataError) as caught:
-        prepare(name, str(tmp_path / "empty"))
-    message = one_line(caught)
-    assert str(tmp_path / "empty" / folder) in message
-    assert all(file in message for file in files)
-    assert "data.root or FEDPPD_DATA" in message
+    messages = ""
+    for part in PARTS:
+        with pytest.raises(DataError) as caught:
+            prepare(name, str(tmp_path / "empty"), [part])
+        message = one_line(caught)
+        assert str(tmp_path / "empty" / folder) in message
+        assert "data.root or FEDPPD_DATA" in message
+        messages += message
+    assert all(file in messages for file in files)
 
 
-@pytest.mark.usefixtures("offline")
-def test_a_damaged_cifar_batch_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"):
-        (tmp_path / "cifar-10-batches-py" / name).write_bytes(b"damaged")
-    with pytest.raises(DataError, match="CIFAR10 is not under"):
-        sources.read_cifar10(tmp_path)
+@pytest.mark.usefixtures("cache", "offline")
+def test_held_out_rows_need_no_training_files(tmp_path: Path) -> None:
+    write_idx(tmp_path, lambda _: False, "KMNIST")
+    for name in NAMES[:2]:
+        (tmp_path / "KMNIST" / "raw" / name).unlink()
+    assert np.array_equal(load_ood("kmnist", CATALOG["mnist"], str(tmp_path))[:, 0], idx_arrays()[2])
+    with pytest.raises(DataError, match="kmnist: its train part is not under"):
+        prepare("kmnist", str(tmp_path))
 
 
-@pytest.mark.usefixtures("offline")
+@pytest.mark.usefixtures("cache", "offline")
 def test_a_download_leaves_the_process_without_a_socket_timeout(tmp_path: Path) -> None:
     with pytest.raises(DataError):
-        sources.read_cifar10(tmp_path)
+        prepare("cifar10", str(tmp_path))
     assert socket.getdefaulttimeout() is None
 
 
 # ---- real files
 
 
-@pytest.mark.skipif(not (REAL / "cifar-10-batches-py").exists(), reason=f"no CIFAR-10 under {REAL.name}: FEDPPD_DATA")
-def test_cifar10_is_read_from_torchvisions_layout() -> None:
-    train_x, train_y, test_x, test_y = sources.read_cifar10(REAL)
-    assert train_x.shape == (50_000, 3, 32, 32)
-    assert test_x.shape == (10_000, 3, 32, 32)
-    assert np.bincount(train_y).tolist() == [5000] * 10
-    assert np.bincount(test_y).tolist() == [1000] * 10
-    means = train_x[::10].reshape(5000, 3, -1).mean(axis=(0, 2)) / 255
+def present(path: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not (REAL / path).exists(), reason=f"no {path} under {REAL.name}: FEDPPD_DATA")
+
+
+@present("cifar-10-batches-py")
+def test_cifar10_is_read_from_its_python_version() -> None:
+    train, test = (SOURCES["cifar10"].read(REAL, part) for part in PARTS)
+    assert train.images.shape == (50_000, 3, 32, 32)
+    assert test.images.shape == (10_000, 3, 32, 32)
+    assert np.bincount(train.labels).tolist() == [5000] * 10
+    assert np.bincount(test.labels).tolist() == [1000] * 10
+    means = train.images[::10].reshape(5000, 3, -1).mean(axis=(0, 2)) / 255
     assert means == pytest.approx(np.array(CATALOG["cifar10"].mean), abs=0.01)
 
 
-@pytest.mark.skipif(not (REAL / "MNIST").exists(), reason=f"no MNIST under {REAL.name}: FEDPPD_DATA")
+@present("MNIST/raw")
 def test_mnist_is_read_from_gzipped_files() -> None:
-    train_x, train_y, test_x, test_y = sources.read_idx("MNIST", "MNIST", REAL)
-    assert (train_x.shape, test_x.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
-    assert (train_y[:5].tolist(), test_y[:5].tolist()) == ([5, 0, 4, 1, 9], [7, 2, 1, 0, 4])
+    train, test = (SOURCES["mnist"].read(REAL, part) for part in PARTS)
+    assert (train.images.shape, test.images.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
+    assert (train.labels[:5].tolist(), test.labels[:5].tolist()) == ([5, 0, 4, 1, 9], [7, 2, 1, 0, 4])
+
+
+@present("KMNIST/raw")
+def test_kmnists_test_rows_are_a_thousand_of_each_character() -> None:
+    test = SOURCES["kmnist"].read(REAL, "test")
+    assert test.images.shape == (10_000, 1, 28, 28)
+    assert np.bincount(test.labels).tolist() == [1000] * 10
+
+
+@present("SVHN/test_images.npy")
+def test_svhn_is_read_from_plain_arrays() -> None:
+    test = SOURCES["svhn"].read(REAL, "test")
+    assert test.images.shape[1:] == (3, 32, 32)
+    means = test.images.mean(axis=(0, 2, 3)) / 255
+    assert means == pytest.approx(np.array(CATALOG["svhn"].mean), abs=0.03)
 
 
 # ---- out of distribution, catalogue
@@ -331,4 +393,11 @@ def test_another_data_set_serves_as_out_of_distribution_by_its_test_rows(tmp_pat
 def test_every_data_set_has_networks_that_take_its_images(info: DatasetInfo) -> None:
     assert len(info.mean) == len(info.std) == info.shape[0]
     for role in ("teacher", "student"):
-        assert NETWORKS[f"{info.family}_{role}"].input_shape == info.shape
+        spec = NETWORKS[info.network(role)]
+        assert spec.input_shape == info.shape or (spec.input_shape is None and spec.channels == info.shape[0])
+
+
+def test_cifar100_is_for_resnets_and_femnist_for_52_letters() -> None:
+    assert [CATALOG["cifar100"].network(role) for role in ("teacher", "student")] == ["resnet18", "resnet34"]
+    assert len(CATALOG["cifar100"].classes) == 100
+    assert "".join(CATALOG["femnist"].classes) == string.ascii_uppercase + string.ascii_lowercase

@@ -70,3 +70,13 @@ def test_noise_has_the_given_spread_and_no_noise_draws_nothing() -> None:
     assert torch.equal(noisy(inputs, 0.0, generator), inputs)
     assert torch.equal(generator.get_state(), before)
     assert not inputs.any()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_noisy_inputs_keep_their_channels_last_and_every_number_has_its_own_noise(channels: int) -> None:
+    inputs = torch.randn(4, 6, 6, channels, generator=generator_for(0, "images")).permute(0, 3, 1, 2)
+    kept = inputs.clone()
+    added = noisy(inputs, 0.1, generator_for(0, "noise"))
+    assert added.stride() == inputs.stride()
+    assert torch.equal(inputs, kept)
+    assert len((added - inputs).unique()) > 0.9 * inputs.numel()

@@ -15,6 +15,7 @@ from fedppd_ray.models.networks import (
     LeNet,
     build_network,
     initialise,
+    pool_and_relu,
     seed_dropout,
 )
 from fedppd_ray.seeding import generator_for
@@ -74,6 +75,31 @@ def test_pooling_before_relu_is_the_same_function(name: str) -> None:
     module = built(name).eval()
     with torch.no_grad():
         torch.testing.assert_close(module(images(name)), relu_before_pooling(module, images(name)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_gradient_is_that_of_the_network_as_the_paper_draws_it(name: str) -> None:
+    module = built(name).eval()
+    weights = list(module.parameters())
+    labels = torch.arange(4)
+    fast = torch.autograd.grad(F.cross_entropy(module(images(name)), labels), weights)
+    plain = torch.autograd.grad(F.cross_entropy(relu_before_pooling(module, images(name)), labels), weights)
+    for ours, theirs in zip(fast, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("sides", [(8, 8), (7, 5), (2, 9)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_pooling_with_and_without_gradients_gives_the_same_bits(sides: tuple[int, int], channels_last: bool) -> None:
+    x = torch.randn(3, 6, *sides, generator=generator_for(0, "images"))
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    kept = x.clone()
+    with torch.no_grad():
+        fast = pool_and_relu(x)
+    assert torch.equal(fast, F.max_pool2d(F.relu(x), 2))
+    assert torch.equal(fast, pool_and_relu(x))
+    assert torch.equal(x, kept)
 
 
 # ---- dropout

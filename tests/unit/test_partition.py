@@ -13,12 +13,17 @@ from fedppd_ray.errors import ConfigError
 
 CLASSES = 10
 LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(CLASSES), 60))
+# 40 writers with 2 to 28 rows each, numbered with gaps.
+WRITERS = np.random.default_rng(2).permutation(
+    np.repeat(7 * np.arange(40), np.random.default_rng(3).multinomial(600, [1 / 40] * 40))
+)
 
 
 def split(clients: int = 5, seed: int = 0, labels: Any = LABELS, **data: Any) -> Partition:
     held_out = {key: data.pop(key) for key in ("server_pool", "calibration") if key in data}
     part = {"extra_per_class": 5, **data}
-    return partition(labels, CLASSES, DataConfig(partition=part, **held_out), clients, seed)
+    writers = WRITERS if part.get("kind") == "writers" else None
+    return partition(labels, CLASSES, DataConfig(partition=part, **held_out), clients, seed, writers)
 
 
 def everything(result: Partition) -> np.ndarray[Any, Any]:
@@ -31,7 +36,7 @@ def counts(result: Partition) -> np.ndarray[Any, Any]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> dict[str, Any]:
-    kind = draw(st.sampled_from(["major_classes", "iid", "dirichlet"]))
+    kind = draw(st.sampled_from(["major_classes", "iid", "dirichlet", "writers"]))
     return {
         "kind": kind,
         "clients": draw(st.integers(1, 12)),
@@ -55,7 +60,10 @@ def test_every_row_goes_to_exactly_one_place_or_the_request_is_refused(request: 
     assert np.array_equal(np.sort(everything(result)), np.arange(len(LABELS)))
     assert len(result.clients) == request["clients"]
     assert min(len(rows) for rows in result.clients) >= 1
-    assert len(result.server_pool) == request["server_pool"]
+    if request["kind"] == "writers":
+        assert len(result.server_pool) >= request["server_pool"]
+    else:
+        assert len(result.server_pool) == request["server_pool"]
     assert len(result.calibration) == request["calibration"]
     if request["rows_per_client"]:
         assert max(len(rows) for rows in result.clients) <= request["rows_per_client"]
@@ -75,7 +83,7 @@ def test_a_client_has_at_most_m_major_classes(
     assert (held >= extra).all()
 
 
-@pytest.mark.parametrize("kind", ["major_classes", "iid", "dirichlet"])
+@pytest.mark.parametrize("kind", ["major_classes", "iid", "dirichlet", "writers"])
 def test_the_same_seed_gives_the_same_partition(kind: str) -> None:
     first, second = (split(kind=kind, server_pool=50, calibration=20) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first.clients, second.clients, strict=True))
@@ -83,7 +91,7 @@ def test_the_same_seed_gives_the_same_partition(kind: str) -> None:
     assert np.array_equal(first.calibration, second.calibration)
 
 
-@pytest.mark.parametrize("kind", ["major_classes", "iid", "dirichlet"])
+@pytest.mark.parametrize("kind", ["major_classes", "iid", "dirichlet", "writers"])
 def test_another_seed_gives_another_partition(kind: str) -> None:
     first, second = (split(kind=kind, seed=seed, server_pool=50, calibration=20) for seed in (0, 1))
     assert not any(np.array_equal(a, b) for a, b in zip(first.clients, second.clients, strict=True))
@@ -176,3 +184,56 @@ def test_a_client_without_a_row_is_refused() -> None:
     labels = np.zeros(600, np.int64)  # the other nine classes are empty
     with pytest.raises(ConfigError, match=r"data\.partition: a client would hold no row"):
         split(10, labels=labels, kind="major_classes", major=1, extra_per_class=0)
+
+
+# ---- by writers
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 200), st.integers(0, 60), st.none() | st.integers(30, 90), st.integers(0, 99))
+def test_no_writer_is_in_two_places(
+    clients: int, pool: int, calibration: int, rows_per_client: int | None, seed: int
+) -> None:
+    request = {"server_pool": pool, "calibration": calibration, "rows_per_client": rows_per_client}
+    result = split(clients, seed, kind="writers", **request)
+    places = [set(WRITERS[rows]) for rows in (*result.clients, result.server_pool)]
+    assert sum(len(writers) for writers in places) == len(set().union(*places))
+
+
+def test_without_calibration_a_client_holds_every_row_of_its_writers() -> None:
+    result = split(6, kind="writers", server_pool=100)
+    for rows in (*result.clients, result.server_pool):
+        assert np.array_equal(rows, np.flatnonzero(np.isin(WRITERS, WRITERS[rows])))
+    assert len(result.unused) == 0
+
+
+def test_the_pool_takes_no_writer_more_than_it_needs() -> None:
+    for wanted in (1, 50, 100, 200):
+        rows = split(6, kind="writers", server_pool=wanted).server_pool
+        assert wanted <= len(rows) < wanted + np.bincount(WRITERS).max()
+
+
+def test_clients_of_whole_writers_hold_about_as_much_as_each_other() -> None:
+    sizes = [len(rows) for rows in split(6, kind="writers").clients]
+    # Longest first: the largest and the smallest differ by no more than the shortest writers can mend.
+    assert max(sizes) - min(sizes) <= np.bincount(WRITERS).max() / 2
+    assert sum(sizes) == len(WRITERS)
+
+
+@pytest.mark.parametrize(
+    "request_", [{"clients": 41}, {"server_pool": 580, "clients": 5}, {"rows_per_client": 1}, {"calibration": 595}]
+)
+def test_too_few_writers_for_the_clients_are_refused(request_: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"data\.partition: by writers, \d+ of \d+ clients would hold no row"):
+        split(kind="writers", **request_)
+
+
+def test_rows_without_writers_cannot_be_split_by_them() -> None:
+    with pytest.raises(ConfigError, match=r"data\.partition\.kind: mnist5k does not say who wrote a row"):
+        partition(LABELS, CLASSES, DataConfig(partition={"kind": "writers"}), 3, 0)
+
+
+def test_where_clients_have_folders_the_common_rows_are_the_servers() -> None:
+    result = split(0, kind="folders", server_pool=50, calibration=20)
+    assert result.clients == ()
+    assert (len(result.server_pool), len(result.calibration), len(result.unused)) == (50, 20, 530)

@@ -1,0 +1,64 @@
+"""Every configuration that the project ships can be loaded, and says what the paper's table says."""
+
+from pathlib import Path
+
+import pytest
+
+from fedppd_ray.config import Config
+from fedppd_ray.config_file import load_config
+
+FOLDER = Path(__file__).parents[2] / "configs"
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+def preset(name: str) -> Config:
+    return load_config(FOLDER / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_preset_loads_under_the_name_of_its_file(path: Path) -> None:
+    assert load_config(path).name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "teacher", "student", "server"),
+    [
+        ("mnist", 100, (0.045, 2, 0.85), 0.055, (20, 64, 0.001, 0.001, 10)),
+        ("femnist", 200, (0.05, 3, 0.8), 0.085, (50, 128, 0.001, 0.001, 120)),
+        ("cifar10", 200, (0.055, 3, 0.85), 0.02, (20, 128, 0.0015, 0.0025, 10)),
+        ("cifar100", 200, (0.055, 3, 0.85), 0.02, (20, 128, 0.0015, 0.0025, 10)),
+    ],
+)
+def test_rates_and_server_settings_are_the_authors(
+    name: str, rounds: int, teacher: tuple[float, int, float], student: float, server: tuple[float, ...]
+) -> None:
+    for config in (preset(name), *([] if name == "femnist" else [preset(f"{name}_iid")])):
+        distill = config.server.distill
+        assert (config.federation.clients, config.federation.rounds) == (10, rounds)
+        assert (config.client.epochs, config.client.batch_size) == (10, 40)
+        assert (config.teacher.rate, config.teacher.rate_step, config.teacher.rate_gamma) == teacher
+        assert (config.teacher.temperature, config.teacher.send) == ("4/N", "last")
+        assert config.student.rate == student
+        found = (distill.epochs, distill.batch_size, distill.teacher_rate, distill.student_rate, distill.samples)
+        assert found == server
+        assert (distill.sharpen, distill.divide_by_classes) == (0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "major", "extra"), [("mnist", 500, 2, 10), ("cifar10", 2100, 2, 10), ("cifar100", 2200, 20, 2)]
+)
+def test_clients_hold_as_much_as_the_authors(name: str, rows: int, major: int, extra: int) -> None:
+    part = preset(name).data.partition
+    assert (part.kind, part.rows_per_client, part.major, part.extra_per_class) == ("major_classes", rows, major, extra)
+    iid = preset(f"{name}_iid").data
+    assert (iid.partition.kind, iid.partition.rows_per_client, iid.server_pool) == ("iid", 4000, 10_000)
+
+
+def test_only_femnists_rates_decay_from_round_to_round() -> None:
+    decaying = {path.stem for path in FILES if load_config(path).client.rate_decay != 1.0}
+    assert decaying == {"femnist"}
+
+
+@pytest.mark.parametrize(("name", "ood"), [("femnist", "kmnist"), ("cifar10", "svhn"), ("cifar100", "svhn")])
+def test_the_out_of_distribution_set_is_the_papers(name: str, ood: str) -> None:
+    assert preset(name).evaluation.ood == ood
