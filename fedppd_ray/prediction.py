@@ -12,8 +12,8 @@ from PIL import Image, UnidentifiedImageError
 from fedppd_ray.checkpoint.export import read_student
 from fedppd_ray.checkpoint.remote import Location
 from fedppd_ray.data.batches import normalisation
-from fedppd_ray.data.catalog import CATALOG
-from fedppd_ray.data.datasets import load, load_ood
+from fedppd_ray.data.catalog import CATALOG, FOLDER
+from fedppd_ray.data.datasets import dataset_info, load, load_ood
 from fedppd_ray.errors import ConfigError, DataError
 from fedppd_ray.evaluation.metrics import Floats, entropy
 from fedppd_ray.evaluation.predictive import BATCH, network_predictor
@@ -123,13 +123,13 @@ def image_pixels(image: Image.Image, channels: int, height: int, width: int) -> 
 
 def write_sample(name: str, index: int, path: Path, root: str | None) -> str:
     """Write a held-out image of a data set as PNG; returns what it shows."""
-    if name not in CATALOG:
-        raise ConfigError(f"{name}: unknown data set; choose one of {', '.join(CATALOG)}")
-    info = CATALOG[name]
+    if name not in (*CATALOG, FOLDER):
+        raise ConfigError(f"{name}: unknown data set; choose one of {', '.join([*CATALOG, FOLDER])}")
+    info = CATALOG[name] if name in CATALOG else dataset_info(name, root)
     if info.adapts:
         pixels, shows = load_ood(name, info, rows=index + 1)[index], "out of distribution"
     else:
-        test = load(name, root).test
+        test = load(name, root, info).test
         if index >= len(test):
             raise DataError(f"--index {index}: {name} has {len(test)} held-out rows")
         pixels, shows = test.images[index], f"class {info.classes[test.labels[index]]}"

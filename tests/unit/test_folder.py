@@ -20,6 +20,7 @@ from fedppd_ray.data.folder import describe_folder, measure, read_folder
 from fedppd_ray.data.holdings import Holdings, dataset_of, prepare_data
 from fedppd_ray.errors import ConfigError, DataError
 from fedppd_ray.evaluation.predictive import HeldOut
+from fedppd_ray.prediction import write_sample
 
 CLASSES = ("cat", "dog", "owl")
 SMALL: dict[str, Any] = {
@@ -350,3 +351,11 @@ def test_a_folder_of_pictures_trains_and_is_served_under_its_own_class_names(tmp
     card = json.loads((tmp_path / "run" / "student" / "model.json").read_text())
     assert card["classes"] == list(CLASSES)
     assert (card["network"], card["input"]["height"]) == ("mnist_student", 28)
+
+
+def test_a_sample_of_a_folder_is_its_held_out_row(tmp_path: Path) -> None:
+    root = pictures(tmp_path / "own", 6, 6)
+    shows = write_sample("folder", 0, tmp_path / "row.png", str(root))
+    test = load("folder", str(root)).test
+    assert shows == f"class {CLASSES[test.labels[0]]}"
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "row.png")), test.images[0][0])
