@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/demo
 
-.PHONY: help demo test lint fmt clean
+.PHONY: help demo test bench lint fmt clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into $(VENV), train ten clients, evaluate, predict (about 3 minutes after the install)"
 	@echo "make test   install into $(VENV), lint, types, all tests"
+	@echo "make bench  install into $(VENV), short versions of the benchmarks (some minutes, on an idle machine)"
 	@echo "make fmt    format the code"
 	@echo "make clean  remove $(VENV), caches and $(RUN)"
 
@@ -43,7 +44,14 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m "not long"
+	$(BIN)/pytest -m "not long" -n auto tests/unit tests/statistical tests/k8s
+	$(BIN)/pytest -m "not long" tests/runtime tests/cluster tests/service tests/e2e
+
+bench: $(VENV)/.package
+	$(BIN)/python benchmarks/round_overhead.py --short
+	$(BIN)/python benchmarks/server.py --short
+	$(BIN)/python benchmarks/scaling.py --short
+	$(BIN)/python benchmarks/evaluation_share.py --short
 
 fmt: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -60,6 +60,24 @@ def pool_and_relu(x: Tensor) -> Tensor:
     return torch.maximum(lines[..., 0:width:2], lines[..., 1:width:2]).relu_()
 
 
+_VECTOR = 8  # float32 numbers in an AVX2 register
+
+
+def convolve_twice(x: Tensor, first: nn.Conv2d, second: nn.Conv2d) -> Tensor:
+    """second(pool_and_relu(first(x))).
+
+    Fewer maps in between than a vector register holds leave the CPU's kernels scalar tails, in pooling above all. Maps
+    of zeros that fill it up change nothing and save an eighth of a step of the CIFAR-10 teacher (6 maps). To fill up
+    10 or 20 maps does not pay.
+    """
+    missing = _VECTOR - first.out_channels
+    if missing <= 0 or first.bias is None:
+        out: Tensor = second(pool_and_relu(first(x)))
+        return out
+    x = F.conv2d(x, F.pad(first.weight, (0, 0, 0, 0, 0, 0, 0, missing)), F.pad(first.bias, (0, missing)))
+    return F.conv2d(pool_and_relu(x), F.pad(second.weight, (0, 0, 0, 0, 0, missing)), second.bias)
+
+
 class LeNet(nn.Module):
     """Two valid 5×5 convolutions, each pooled by two, then linear layers."""
 
@@ -83,9 +101,8 @@ class LeNet(nn.Module):
         self.out = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = pool_and_relu(self.conv1(x))
-        x = pool_and_relu(self.conv_drop(self.conv2(x)))
-        x = x.flatten(1)
+        x = convolve_twice(x, self.conv1, self.conv2)
+        x = pool_and_relu(self.conv_drop(x)).flatten(1)
         for layer in self.hidden:
             x = F.relu(layer(x))
         out: Tensor = self.out(self.fc_drop(x))

@@ -38,13 +38,16 @@ class RayClient(ClientWorker):
     def __init__(self, config: Config, clients: Sequence[str], share: Share, ranked_by: Sequence[ObjectRef]) -> None:
         super().__init__(config, clients, _use_assigned_device(share), ray.get(list(ranked_by)))
 
-    def train(self, client: str, state: GlobalState) -> tuple[Receipt, Models]:
-        """`local_update` as two objects: the driver reads the receipt, the weights go to the server alone."""
+    def train(self, clients: Sequence[str], state: GlobalState) -> tuple[list[Receipt], list[Models]]:
+        """`local_update` of each, as two objects: the driver reads the receipts, the weights go to the server alone."""
+        updates = [self._timed(client, state) for client in clients]
+        return [update.receipt for update in updates], [update.models for update in updates]
+
+    def _timed(self, client: str, state: GlobalState) -> ClientUpdate:
         began = time.perf_counter()
         update = self.local_update(client, state)
-        seconds = time.perf_counter() - began
-        receipt = replace(update.receipt, metrics={**update.receipt.metrics, "seconds": seconds})
-        return receipt, update.models
+        metrics = {**update.receipt.metrics, "seconds": time.perf_counter() - began}
+        return replace(update, receipt=replace(update.receipt, metrics=metrics))
 
     @ray.method(concurrency_group="control")
     def cancel(self, round_id: int) -> None:
@@ -72,11 +75,15 @@ class RayServer(ServerWorker):
         """`begin` as two objects: a marker for the driver, the state for the clients."""
         return round_id, self.begin(round_id)
 
-    def screen(self, client: str, receipt: Receipt, models: Models) -> str | None:
-        return self.refusal(client, ClientUpdate(receipt, models))
+    def screen(self, clients: Sequence[str], receipts: Sequence[Receipt], models: Sequence[Models]) -> list[str | None]:
+        """Of each client, why its update may not count, or None."""
+        updates = map(ClientUpdate, receipts, models)
+        return [self.refusal(client, update) for client, update in zip(clients, updates, strict=True)]
 
-    def accept(self, receipt: Receipt, models: Models) -> Receipt:
-        return self.fold(ClientUpdate(receipt, models))
+    def accept(self, receipts: Sequence[Receipt], places: Sequence[int], models: Sequence[Models]) -> None:
+        """Fold the updates at these places of a bundle, in this order."""
+        for receipt, place in zip(receipts, places, strict=True):
+            self.fold(ClientUpdate(receipt, models[place]))
 
 
 # Restarted without end, never retried by Ray itself: the round loop knows what a retry means.

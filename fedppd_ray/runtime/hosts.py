@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ def plan_hosts(config: Config, clients: Sequence[str]) -> dict[str, list[str]]:
     return {**pool, **{client: [client] for client in clients if client in special}}
 
 
-@dataclass
+@dataclass(eq=False)
 class Host:
     """A client actor, and what is known of it."""
 
@@ -65,6 +66,7 @@ class Hosts:
         self._nodes = nodes
         self._cores = {node.id: max(1, int(node.cpus)) for node in nodes}
         self._hosts = [self._create(name, clients, allocation.clients[name]) for name, clients in plan.items()]
+        self._working: Counter[str] = Counter()  # node → hosts at work on its cores
         self._of: dict[str, list[Host]] = {}
         for host in self._hosts:
             for client in host.clients:
@@ -139,6 +141,17 @@ class Hosts:
 
     # ---- placing work
 
+    def all_busy(self) -> bool:
+        """Whether no host at all can take work: spares a look at every client that waits."""
+        return not any(not host.busy and host.ping is None and self._has_core(host) for host in self._hosts)
+
+    def sharing(self, client: str) -> int:
+        """How many hosts this client has the choice of."""
+        return len(self._of[client])
+
+    def serves(self, host: Host, client: str) -> bool:
+        return host in self._of[client]
+
     def free_for(self, client: str) -> Host | None:
         """A host that can take this client's work now."""
         for host in self._of[client]:
@@ -157,8 +170,15 @@ class Hosts:
             return True
         if host.node not in self._cores:  # a node that joined later
             self._cores |= {node.id: max(1, int(node.cpus)) for node in cluster_nodes()}
-        working = sum(other.busy for other in self._hosts if other.node == host.node and other.share.gpus == 0)
-        return working < self._cores.get(host.node, 1)
+        return self._working[host.node] < self._cores.get(host.node, 1)
+
+    def occupy(self, host: Host) -> None:
+        host.busy = True
+        self._working[host.node] += host.share.gpus == 0
+
+    def release(self, host: Host) -> None:
+        host.busy = False
+        self._working[host.node] -= host.share.gpus == 0
 
     def _stop_late(self, host: Host) -> None:
         """A host that still works on an answer nobody waits for is stopped the hard way."""

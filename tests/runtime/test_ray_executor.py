@@ -72,6 +72,26 @@ def test_a_client_killed_in_mid_round_is_retried_and_changes_no_bit(ray_executor
     assert [record["clients"] for record in observer.records] == [3, 3]
 
 
+def test_a_bundle_that_dies_with_its_process_is_sent_again_one_by_one_and_is_nobodys_failure(ray_executor, tmp_path):
+    config = tiny_config(federation__clients=8, federation__retries=0, resources={"actors": 2})
+    executor = ray_executor(config)
+    victim = pid_of(executor._hosts._of["client-00"][0].handle)
+    alone: set[str] = set()
+
+    def kill_soon(round_id: int) -> None:
+        if round_id == 2:
+            executor._seconds = 1e-3  # however slow the machine: the first calls carry two clients
+            os.kill(victim, signal.SIGSTOP)
+            threading.Timer(1.0, os.kill, (victim, signal.SIGKILL)).start()
+
+    observer = Recorder(on_round=kill_soon, on_client=lambda _receipt: alone.update(executor._alone))
+    state = run(config, tmp_path / "ray", executor, observer)
+    assert observer.failures == []
+    assert [record["clients"] for record in observer.records] == [8, 8]
+    assert len(alone) == 2
+    assert_same_bits(state, run(config, tmp_path / "serial", SerialExecutor(config, client_ids(8)), Recorder()))
+
+
 def test_a_server_killed_in_mid_round_is_restored_and_changes_no_bit(ray_executor, tmp_path, reference):
     executor = ray_executor(tiny_config())
     done: list[str] = []

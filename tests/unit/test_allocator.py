@@ -11,9 +11,11 @@ import pytest
 from fedppd_ray.models.allocator import keep_freed_memory
 
 _FAULTS_OF_STEPS = """
-import resource, sys, torch
+import ctypes, resource, sys, torch
 from fedppd_ray.models.allocator import keep_freed_memory
 torch.set_num_threads(1)
+# glibc's first threshold, for good: how far it has moved by now depends on all that was freed while importing.
+ctypes.CDLL("libc.so.6").mallopt(-3, 128 * 1024)
 if sys.argv[1] == "keep":
     keep_freed_memory()
 def step():
@@ -37,7 +39,7 @@ def faults(how: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these thresholds")
 def test_a_step_finds_the_memory_that_the_step_before_it_freed() -> None:
     pages = 20 * 4 * 500_000 * 4 // resource.getpagesize()
-    assert faults("keep") < pages / 20 < faults("default")
+    assert faults("keep") < pages / 20 < pages / 2 < faults("release")
 
 
 def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

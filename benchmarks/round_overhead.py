@@ -1,0 +1,144 @@
+"""What does Ray cost a round? Side by side, in turns, in one run:
+
+1. a FedAvg round as `fedppd train` runs it: broadcast, local updates in actors, screening, averaging, checkpoint;
+2. the ideal: the same local updates in one plain process a core, nothing sent, nothing averaged. Its seconds are the
+   sum of the clients' compute divided by the cores. It is measured with all cores at work, because a core is slower
+   while its neighbours work too.
+
+    python benchmarks/round_overhead.py [--turns 7] [--cases 10x2000 200x40] [--short] [--json FILE]
+
+A case is clients × rows. Up to 20 clients have an actor each, more share one a core. The rows are CIFAR-10's from
+the data root (`FEDPPD_DATA`), or random images of its shape. Also: from the command to the first round.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from harness import (
+    PROJECT,
+    PlainProcesses,
+    Rows,
+    Silent,
+    cifar_rows,
+    cores,
+    fedavg_config,
+    local_ray,
+    median,
+    parser_of,
+    report,
+    warn_of_company,
+)
+
+from fedppd_ray.checkpoint.store import RunStore
+from fedppd_ray.config import Config, client_ids
+from fedppd_ray.runtime.ray_executor import RayExecutor
+from fedppd_ray.training import Training
+
+OWN_ACTOR = 20  # clients; with more they share
+EDGES = 2  # the first round warms up, the last one evaluates
+
+
+class Turns(Silent):
+    """After each round, the same work without Ray."""
+
+    def __init__(self, plain: PlainProcesses) -> None:
+        self._plain = plain
+        self.rounds: list[float] = []
+        self.saving: list[float] = []
+        self.ideal: list[float] = []
+
+    def round_started(self, *_: Any) -> None:
+        self._began = time.monotonic()
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        seconds = time.monotonic() - self._began
+        self.rounds.append(seconds)
+        self.saving.append(seconds - record["seconds"])
+        self.ideal.append(self._plain.turn())
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """Rounds against the ideal."""
+    plain = PlainProcesses(config)
+    turns = Turns(plain)
+    with local_ray(), tempfile.TemporaryDirectory() as folder:
+        executor = RayExecutor(config, client_ids(config.federation.clients))
+        store = RunStore(Path(folder) / "run")
+        store.create(config)
+        Training(config, store, executor, turns).run_rounds(None)
+        executor.close()
+    plain.close()
+    rounds, saving, ideal = (each[1:-1] for each in (turns.rounds, turns.saving, turns.ideal))
+    ratios = [a / b for a, b in zip(rounds, ideal, strict=True)]
+    return {
+        "round_s": median(rounds),
+        "ideal_s": median(ideal),
+        "saving_s": median(saving),
+        "ratio": median(ratios),
+        "ratios": ratios,
+        "overhead_ms_per_client": 1000 * (median(rounds) - median(ideal)) / config.federation.clients,
+    }
+
+
+def seconds_to_first_round(config: Config) -> float:
+    """From the command until it says that the run has started: imports, Ray, actors, data."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+        command = [sys.executable, "-m", "fedppd_ray", "train", str(file), "--out", str(Path(folder) / "run")]
+        began = time.monotonic()
+        process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        seen = []
+        started = None
+        for line in process.stdout or ():
+            seen.append(line)
+            if started is None and f"{config.federation.clients} clients with" in line:
+                started = time.monotonic() - began
+        if process.wait() or started is None:
+            raise RuntimeError("the run failed:\n" + "".join(seen))
+        return started
+
+
+def config_of(data: Rows, clients: int, rows: int, rounds: int) -> Config:
+    more = {} if clients <= OWN_ACTOR else {"resources": {"actors": cores()}}
+    return fedavg_config(data, clients, rows, rounds, **more)
+
+
+def main() -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("--turns", type=int, help="rounds that count; 7, in the short version 3")
+    parser.add_argument("--cases", nargs="+", default=["10x2000", "200x40"], metavar="CLIENTSxROWS")
+    options = parser.parse_args()
+    turns = options.turns or (3 if options.short else 7)
+    cases = [tuple(map(int, case.split("x"))) for case in options.cases]
+    warn_of_company()
+    result: dict[str, Any] = {}
+    with cifar_rows(max(clients * rows for clients, rows in cases)) as data:
+        print(
+            f"FedAvg, one local epoch of the CIFAR-10 teacher, {data.what}, {cores()} cores, median of {turns} turns\n"
+        )
+        print(f"{'clients × rows':>16}{'round s':>10}{'ideal s':>10}{'saving s':>10}{'ms/client':>11}   round / ideal")
+        for clients, rows in cases:
+            figures = measure(config_of(data, clients, rows, turns + EDGES))
+            result[f"{clients}x{rows}"] = figures
+            each = ", ".join(f"{ratio:.2f}" for ratio in figures["ratios"])
+            print(
+                f"{f'{clients} × {rows:,}':>16}{figures['round_s']:>10.3f}{figures['ideal_s']:>10.3f}"
+                f"{figures['saving_s']:>10.3f}{figures['overhead_ms_per_client']:>11.2f}   "
+                f"{figures['ratio']:.2f}  ({each})",
+                flush=True,
+            )
+        starts = [seconds_to_first_round(config_of(data, 10, 40, 1)) for _ in range(1 if options.short else 3)]
+        result["first_round_s"] = median(starts)
+        print(f"\nfrom the command to the first round, 10 clients: {median(starts):.1f} s")
+    report(result | {"rows": data.what}, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

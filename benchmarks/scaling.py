@@ -1,0 +1,197 @@
+"""How does a round grow with its clients? Measured here, then projected to clusters.
+
+    python benchmarks/scaling.py [--clients 10 30 100 300 1000] [--rows 40] [--turns 3] [--short] [--json FILE]
+
+Measured: FedAvg rounds of virtual clients that share one actor a core, against the ideal (the same local updates in
+one plain process a core, in turns; see round_overhead.py). A round that scales costs the same a client, however many
+there are.
+
+PROJECTED, not measured: rounds on clusters, by a queueing model. Actors take bundles of clients from one queue as they
+become free; the driver serves one actor after the other, the server folds one update after the other. Its four numbers
+(compute, driver and server seconds a client, fixed seconds a round) come from the measurement in the same run. The
+network is not in it.
+"""
+
+import heapq
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import (
+    PlainProcesses,
+    Silent,
+    cifar_rows,
+    cores,
+    fedavg_config,
+    local_ray,
+    median,
+    parser_of,
+    report,
+    warn_of_company,
+)
+
+from fedppd_ray.checkpoint.store import RunStore
+from fedppd_ray.config import Config, client_ids
+from fedppd_ray.core.types import ClientUpdate, Receipt
+from fedppd_ray.methods.fedavg import ROLE, AverageAll
+from fedppd_ray.runtime.bundles import bundle_size
+from fedppd_ray.runtime.ray_executor import RayExecutor
+from fedppd_ray.training import Training
+
+CLUSTERS = (2, 8, 32, 128, 512)  # cores
+
+
+# --- the model -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds."""
+
+    compute: float  # a client, of one core
+    driver: float  # the driver's part in one call to an actor
+    fold: float  # the server's part in one update: screened twice, added once
+    fixed: float  # of a round, whoever takes part: broadcast, the new state, the checkpoint
+
+
+def projected_seconds(clients: int, actors: int, costs: Costs) -> float:
+    """A round by the queueing model: `actors` draw bundles from a queue, driver and server serve one at a time."""
+    free = [0.0] * actors  # when each actor is free again
+    driver = server = 0.0  # when these are
+    waiting = clients
+    while waiting:
+        size = bundle_size(waiting, actors, costs.compute)
+        waiting -= size
+        driver = max(driver, heapq.heappop(free)) + costs.driver
+        done = driver + size * costs.compute
+        heapq.heappush(free, done)
+        # Folded in the order of the queue. Bundles end nearly in that order, and who ends early waits for nobody else.
+        server = max(server, done) + size * costs.fold
+    return costs.fixed + server
+
+
+# --- the measurement -------------------------------------------------------------------------------------------
+
+
+class Watch(Silent):
+    def __init__(self, plain: PlainProcesses) -> None:
+        self._plain = plain
+        self.rounds: list[float] = []
+        self.ideal: list[float] = []
+        self.compute: list[list[float]] = []
+        self.driver: list[float] = []
+
+    def round_started(self, *_: Any) -> None:
+        self.compute.append([])
+        self._began, self._spent = time.monotonic(), time.process_time()
+
+    def client_done(self, receipt: Any) -> None:
+        self.compute[-1].append(receipt.metrics["seconds"])
+
+    def round_finished(self, _record: dict[str, Any]) -> None:
+        self.rounds.append(time.monotonic() - self._began)
+        self.driver.append(time.process_time() - self._spent)
+        self.ideal.append(self._plain.turn())
+
+
+def measure(config: Config) -> dict[str, float]:
+    plain = PlainProcesses(config)
+    watch = Watch(plain)
+    with local_ray(), tempfile.TemporaryDirectory() as folder:
+        executor = RayExecutor(config, client_ids(config.federation.clients))
+        store = RunStore(Path(folder) / "run")
+        store.create(config)
+        Training(config, store, executor, watch).run_rounds(None)
+        executor.close()
+    plain.close()
+    pairs = list(zip(watch.rounds, watch.ideal, strict=True))[1:-1]
+    return {
+        "round_s": median([a for a, _ in pairs]),
+        "ideal_s": median([b for _, b in pairs]),
+        "ratio": median([a / b for a, b in pairs]),
+        "compute_s": median([median(seconds) for seconds in watch.compute[1:-1]]),
+        "driver_s": median(watch.driver[1:-1]),
+    }
+
+
+def fold_seconds(size: int, repeats: int = 200) -> float:
+    """The server's own work for one update of this size: two screens and an addition."""
+    from fedppd_ray.core.aggregate import refusal
+
+    vector = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    update = ClientUpdate(Receipt("client-00", 1, 40), {ROLE: vector})
+    average = AverageAll({ROLE: size})
+    began = time.perf_counter()
+    for _ in range(repeats):
+        for _ in range(2):
+            refusal("client-00", update, 1, {ROLE: size})
+        average.fold(update)
+    return (time.perf_counter() - began) / repeats
+
+
+def calls(clients: int, actors: int, compute: float) -> int:
+    """How many bundles a round of that many clients makes."""
+    count = 0
+    while clients > 0:
+        clients -= bundle_size(clients, actors, compute)
+        count += 1
+    return count
+
+
+def fitted(measured: dict[int, dict[str, float]], fold: float) -> Costs:
+    """A line through the measured rounds: its start is fixed, its slope is what a client costs the cores, all in.
+
+    All in: also what Ray's own processes, the driver and the server took of these cores, so the projection errs on
+    the slow side. The driver's seconds are its process's CPU time.
+    """
+    clients = np.array(list(measured))
+    slope, fixed = np.polyfit(clients, [row["round_s"] for row in measured.values()], 1)
+    most = measured[int(clients[-1])]
+    driver = most["driver_s"] / calls(int(clients[-1]), cores(), most["compute_s"])
+    return Costs(cores() * float(slope), driver, fold, max(0.0, float(fixed)))
+
+
+def main() -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", help="10 30 100 300 1000, in the short version 10 100")
+    parser.add_argument("--rows", type=int, default=40, help="of each client")
+    parser.add_argument("--turns", type=int, help="rounds that count; 3, in the short version 2")
+    options = parser.parse_args()
+    clients = options.clients or ([10, 100] if options.short else [10, 30, 100, 300, 1000])
+    turns = options.turns or (2 if options.short else 3)
+    warn_of_company()
+    measured: dict[int, dict[str, float]] = {}
+    with cifar_rows(max(clients) * options.rows) as data:
+        print(f"FedAvg, {options.rows} rows of {data.what} a client, {cores()} cores, median of {turns} turns\n")
+        print(f"{'clients':>8}{'round s':>10}{'ideal s':>10}{'ms/client':>11}   round / ideal")
+        for count in clients:
+            resources = {"actors": min(cores(), count)}
+            config = fedavg_config(data, count, options.rows, turns + 2, resources=resources)
+            row = measured[count] = measure(config)
+            each = 1000 * row["round_s"] / count
+            print(
+                f"{count:>8,}{row['round_s']:>10.3f}{row['ideal_s']:>10.3f}{each:>11.2f}   {row['ratio']:.2f}",
+                flush=True,
+            )
+    costs = fitted(measured, fold_seconds(62006))
+    here = projected_seconds(clients[-1], cores(), costs)
+    print(
+        f"\nPROJECTED by the queueing model, not measured: a client {1000 * costs.compute:.1f} ms, a call "
+        f"{1000 * costs.driver:.2f} ms of the driver, a fold {1000 * costs.fold:.2f} ms,\na round "
+        f"{1000 * costs.fixed:.0f} ms; for {clients[-1]:,} clients on this machine the model says {here:.2f} s\n"
+    )
+    print(f"{'clients':>8}" + "".join(f"{f'{count} cores':>12}" for count in CLUSTERS) + "   seconds a round")
+    projection = {}
+    for count in (100, 1000, 10_000):
+        seconds = [projected_seconds(count, actors, costs) for actors in CLUSTERS]
+        projection[count] = dict(zip(CLUSTERS, seconds, strict=True))
+        print(f"{count:>8,}" + "".join(f"{value:>12.2f}" for value in seconds))
+    report({"measured": measured, "costs": asdict(costs), "projected": projection, "rows": data.what}, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
