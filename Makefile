@@ -48,6 +48,7 @@ test: lint
 	$(BIN)/pytest -m "not long" tests/runtime tests/cluster tests/service tests/e2e
 
 bench: $(VENV)/.package
+	$(BIN)/python benchmarks/local_update.py --short
 	$(BIN)/python benchmarks/round_overhead.py --short
 	$(BIN)/python benchmarks/server.py --short
 	$(BIN)/python benchmarks/scaling.py --short

@@ -283,10 +283,12 @@ def _print_table(turns: list[dict[str, float]], rows: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=_PROJECT / "configs" / "cifar10.yaml")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, help="turns of each; 7, in the short version 3")
+    parser.add_argument("--short", action="store_true", help="fewer turns: half a minute, less exact")
     parser.add_argument("--profile", action="store_true", help="also print where torch spends the time, for both")
     arguments = parser.parse_args()
-    measure(load_config(arguments.config, ["client.epochs=1"]), arguments.repeats, arguments.profile)
+    repeats = arguments.repeats or (3 if arguments.short else 7)
+    measure(load_config(arguments.config, ["client.epochs=1"]), repeats, arguments.profile)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What does Ray cost a round? Side by side, in turns, in one run:
+"""What does Ray cost a round? A FedAvg round as `fedppd train` runs it (broadcast, local updates in actors, screening,
+averaging, checkpoint) against two ideals, side by side, in turns, in one run:
 
-1. a FedAvg round as `fedppd train` runs it: broadcast, local updates in actors, screening, averaging, checkpoint;
-2. the ideal: the same local updates in one plain process a core, nothing sent, nothing averaged. Its seconds are the
-   sum of the clients' compute divided by the cores. It is measured with all cores at work, because a core is slower
-   while its neighbours work too.
+1. the sum of the clients' compute, as their actors measured it in that very round, divided by the cores;
+2. the same local updates in one plain process a core, nothing sent, nothing averaged: what is lost where an actor
+   computes more slowly than a plain process shows here too, and so does the noise between two moments of a machine.
 
     python benchmarks/round_overhead.py [--turns 7] [--cases 10x2000 200x40] [--short] [--json FILE]
 
@@ -36,6 +36,7 @@ from harness import (
 
 from fedppd_ray.checkpoint.store import RunStore
 from fedppd_ray.config import Config, client_ids
+from fedppd_ray.core.types import Receipt
 from fedppd_ray.runtime.ray_executor import RayExecutor
 from fedppd_ray.training import Training
 
@@ -50,15 +51,21 @@ class Turns(Silent):
         self._plain = plain
         self.rounds: list[float] = []
         self.saving: list[float] = []
+        self.compute: list[float] = []
         self.ideal: list[float] = []
 
     def round_started(self, *_: Any) -> None:
         self._began = time.monotonic()
+        self._seconds = 0.0
+
+    def client_done(self, receipt: Receipt) -> None:
+        self._seconds += receipt.metrics["seconds"]
 
     def round_finished(self, record: dict[str, Any]) -> None:
         seconds = time.monotonic() - self._began
         self.rounds.append(seconds)
         self.saving.append(seconds - record["seconds"])
+        self.compute.append(self._seconds / cores())
         self.ideal.append(self._plain.turn())
 
 
@@ -73,15 +80,18 @@ def measure(config: Config) -> dict[str, Any]:
         Training(config, store, executor, turns).run_rounds(None)
         executor.close()
     plain.close()
-    rounds, saving, ideal = (each[1:-1] for each in (turns.rounds, turns.saving, turns.ideal))
-    ratios = [a / b for a, b in zip(rounds, ideal, strict=True)]
+    rounds, saving, compute, plainly = (each[1:-1] for each in (turns.rounds, turns.saving, turns.compute, turns.ideal))
+    ratios, plain_ratios = ([a / b for a, b in zip(rounds, ideal, strict=True)] for ideal in (compute, plainly))
     return {
         "round_s": median(rounds),
-        "ideal_s": median(ideal),
+        "compute_s": median(compute),
+        "plain_s": median(plainly),
         "saving_s": median(saving),
         "ratio": median(ratios),
         "ratios": ratios,
-        "overhead_ms_per_client": 1000 * (median(rounds) - median(ideal)) / config.federation.clients,
+        "plain_ratio": median(plain_ratios),
+        "plain_ratios": plain_ratios,
+        "overhead_ms_per_client": 1000 * (median(rounds) - median(compute)) / config.federation.clients,
     }
 
 
@@ -109,6 +119,10 @@ def config_of(data: Rows, clients: int, rows: int, rounds: int) -> Config:
     return fedavg_config(data, clients, rows, rounds, **more)
 
 
+def _spread(middle: float, values: list[float]) -> str:
+    return f"{middle:.2f} ({min(values):.2f}–{max(values):.2f})"
+
+
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--turns", type=int, help="rounds that count; 7, in the short version 3")
@@ -122,20 +136,27 @@ def main() -> int:
         print(
             f"FedAvg, one local epoch of the CIFAR-10 teacher, {data.what}, {cores()} cores, median of {turns} turns\n"
         )
-        print(f"{'clients × rows':>16}{'round s':>10}{'ideal s':>10}{'saving s':>10}{'ms/client':>11}   round / ideal")
+        print(
+            f"{'clients × rows':>16}{'round s':>10}{'compute s':>11}{'plain s':>9}{'saving s':>10}{'ms/client':>11}"
+            f"   round / compute   round / plain"
+        )
         for clients, rows in cases:
             figures = measure(config_of(data, clients, rows, turns + EDGES))
             result[f"{clients}x{rows}"] = figures
-            each = ", ".join(f"{ratio:.2f}" for ratio in figures["ratios"])
             print(
-                f"{f'{clients} × {rows:,}':>16}{figures['round_s']:>10.3f}{figures['ideal_s']:>10.3f}"
-                f"{figures['saving_s']:>10.3f}{figures['overhead_ms_per_client']:>11.2f}   "
-                f"{figures['ratio']:.2f}  ({each})",
+                f"{f'{clients} × {rows:,}':>16}{figures['round_s']:>10.3f}{figures['compute_s']:>11.3f}"
+                f"{figures['plain_s']:>9.3f}{figures['saving_s']:>10.3f}{figures['overhead_ms_per_client']:>11.2f}   "
+                f"{_spread(figures['ratio'], figures['ratios'])}  "
+                f"{_spread(figures['plain_ratio'], figures['plain_ratios'])}",
                 flush=True,
             )
-        starts = [seconds_to_first_round(config_of(data, 10, 40, 1)) for _ in range(1 if options.short else 3)]
-        result["first_round_s"] = median(starts)
-        print(f"\nfrom the command to the first round, 10 clients: {median(starts):.1f} s")
+        print()
+        for actors in ("auto", cores()):
+            config = fedavg_config(data, 10, 40, 1, resources={"actors": actors})
+            starts = [seconds_to_first_round(config) for _ in range(1 if options.short else 3)]
+            result[f"first_round_s_actors_{actors}"] = median(starts)
+            share = "one actor each" if actors == "auto" else f"{actors} actors shared"
+            print(f"from the command to the first round, 10 clients, {share}: {median(starts):.1f} s", flush=True)
     report(result | {"rows": data.what}, options.json)
     return 0
 
