@@ -39,8 +39,9 @@ class Student:
 
     def log_probabilities(self, pixels: Pixels) -> Floats:
         """One forward pass, `BATCH` rows at a time, over rows × channels × height × width values of 0–255."""
-        # A copy, because the rows may be a read-only view of a request's body, which torch cannot wrap.
-        rows = torch.from_numpy(np.array(pixels))
+        # A copy, because the rows may be a read-only view of a request's body, which torch cannot wrap; channels
+        # last, however they came, as evaluation has them: another layout may change the last bit.
+        rows = torch.from_numpy(np.array(pixels.transpose(0, 2, 3, 1), order="C")).permute(0, 3, 1, 2)
         pieces = [
             self._predict(torch.addcmul(self._shift, part.float(), self._scale)).numpy() for part in rows.split(BATCH)
         ]

@@ -106,6 +106,7 @@ def pinned(tmp_path: Path, quorum: float) -> Any:
     )
 
 
+@pytest.mark.long
 def test_clients_pinned_to_a_dead_node_are_dropped_by_name_and_the_rest_go_on(nodes, tmp_path):
     config = pinned(tmp_path, quorum=0.5)
     executor = RayExecutor(config, client_ids(4))

@@ -60,8 +60,9 @@ def test_a_thousand_clients_share_two_actors_and_the_server_does_not_grow_with_t
     run(config, tmp_path / "run", executor, observer)
     assert observer.records[0]["clients"] == CLIENTS
     assert len(set(done)) == CLIENTS
-    # All updates together are 430 MB (1,000 × 107,510 float32); the server may keep none of them.
-    assert sizes[CLIENTS] - sizes[100] < 40
+    # The updates in between are 387 MB (900 × 107,510 float32); the server may keep none of them, but its allocator
+    # keeps up to 64 MB that were freed.
+    assert sizes[CLIENTS] - sizes[100] < 90
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
     assert sizes[CLIENTS] < total / 4
 

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.conftest import ROOT, SMALL, command, fedppd, wait_for
 
 AMOUNTS = [
@@ -25,7 +27,7 @@ def points(out: Path) -> Any:
     return json.loads((out / "results.json").read_text())["points"]
 
 
-def test_ray_gives_the_figures_of_a_serial_study_that_was_killed_in_the_middle(tmp_path: Path) -> None:
+def test_a_study_killed_in_the_middle_goes_on_where_it_stopped(tmp_path: Path) -> None:
     out = tmp_path / "serial"
     killed = subprocess.Popen(
         command(*arguments(out, "--serial")), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -46,9 +48,13 @@ def test_ray_gives_the_figures_of_a_serial_study_that_was_killed_in_the_middle(t
     assert (out / "plots" / "accuracy_against_labels.png").stat().st_size > 0
     assert "| fedppd, entropy |" in again.stdout
 
-    on_ray = fedppd(*arguments(tmp_path / "ray", "--steps", "2"), timeout=240)
-    assert on_ray.returncode == 0, on_ray.stderr
-    assert points(tmp_path / "ray") == points(out)[:4]
+
+@pytest.mark.long
+def test_on_ray_the_same_figures_come_out(tmp_path: Path) -> None:
+    for name, extra in (("serial", ["--serial"]), ("ray", [])):
+        done = fedppd(*arguments(tmp_path / name, "--steps", "2", *extra), timeout=240)
+        assert done.returncode == 0, done.stderr
+    assert points(tmp_path / "ray") == points(tmp_path / "serial")
 
 
 def test_a_config_without_an_active_section_is_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.conftest import ROOT, SMALL, command, fedppd, wait_for
 
 METHODS = "fedavg,fedppd"
@@ -74,6 +76,7 @@ def test_ctrl_c_names_the_command_that_goes_on(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.long
 def test_a_failed_method_ends_the_command_with_1_after_the_others(tmp_path: Path) -> None:
     wild = tmp_path / "wild.yaml"
     wild.write_text((ROOT / "configs" / "quickstart.yaml").read_text().replace("rate: 0.12", "rate: 1.0e+30"))
@@ -88,6 +91,7 @@ def test_a_failed_method_ends_the_command_with_1_after_the_others(tmp_path: Path
     assert results(out)["methods"]["fedavg"]["runs"][0]["status"] == "finished"
 
 
+@pytest.mark.long
 def test_on_ray_the_same_figures_come_out(tmp_path: Path) -> None:
     """Every run has its own connection; the second finds Ray as the first did."""
     for name, extra in (("serial", ["--serial"]), ("ray", [])):

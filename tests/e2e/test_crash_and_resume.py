@@ -47,6 +47,7 @@ def client_processes(driver: int) -> list[int]:
     return sorted(pid for pid, text in title.items() if text.startswith("ray::RayClient") and belongs(pid))
 
 
+@pytest.mark.long
 def test_two_rounds_and_resume_to_four_equal_four_in_one_go(uninterrupted, tmp_path):
     out = tmp_path / "run"
     first = train(out, rounds=2)
@@ -78,7 +79,7 @@ def test_kill_9_of_the_driver_and_resume_give_the_same_bits(uninterrupted, tmp_p
     assert rounds_done(out) == 4
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_can_be_resumed(uninterrupted, tmp_path, sent):
     out = tmp_path / "run"
     driver = start(out)

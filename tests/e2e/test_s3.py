@@ -188,6 +188,7 @@ def test_resume_if_exists_works_on_disk_too(tmp_path: Path, local: Path):
 # ---- serving
 
 
+@pytest.mark.long
 def test_a_served_student_is_swapped_for_a_newer_export(storage: Storage, resumed: str):
     from serve.metrics import Metrics
     from serve.predictor import Predictor

@@ -29,7 +29,10 @@ print(json.dumps(ray.get([p.device.remote(s) for p, s in zip(probes, shares)], t
 """
 
 
-@pytest.mark.parametrize(("gpus", "most_on_one"), [(1, 11), (2, 6), (3, 4)])
+@pytest.mark.parametrize(
+    ("gpus", "most_on_one"),
+    [(1, 11), pytest.param(2, 6, marks=pytest.mark.long), pytest.param(3, 4, marks=pytest.mark.long)],
+)
 def test_ten_clients_and_the_server_fit_on_logical_gpus_within_their_memory(gpus, most_on_one):
     import json
 

@@ -12,6 +12,7 @@ from fedppd_ray.config import Config
 from fedppd_ray.config_file import parse_config
 from fedppd_ray.data.batches import Shard
 from fedppd_ray.data.datasets import load
+from fedppd_ray.data.holdings import partition_of
 from fedppd_ray.evaluation.abstention import abstention_card
 from fedppd_ray.evaluation.metrics import score
 from fedppd_ray.evaluation.predictive import HeldOut, network_predictor
@@ -32,7 +33,7 @@ def trained_digits(run: Path) -> None:
     held_out = HeldOut(config)
     data = load("mnist5k", None)
     # Calibration rows stay out, as they do in a federated run.
-    kept = np.setdiff1d(np.arange(len(data.train)), held_out._partition.calibration)
+    kept = np.setdiff1d(np.arange(len(data.train)), partition_of(config, data.train).calibration)
     shard = Shard(data.train.images[kept], np.asarray(data.train.labels[kept]), data.info)
     generator = torch.Generator().manual_seed(1)
     model = FlatModel(build_network("mnist_student", data.info.shape, 10))

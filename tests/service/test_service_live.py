@@ -150,7 +150,7 @@ def encoded(value: Any) -> bytes:
 
 PATHS = st.sampled_from(
     ["/predict"] * 6 + ["/v2/models/digits/infer"] * 3 + ["/", "/model", "/readyz", "/metrics", "/docs"]
-) | st.text("abc/%.~?", max_size=8).map(lambda text: f"/{text}")
+) | st.text("abc/%.~?", max_size=8).map(lambda text: f"/{text.lstrip('/')}")
 METHODS = st.sampled_from(["POST"] * 8 + ["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
 MEDIA_TYPES = st.sampled_from([JSON] * 4 + [PNG, JPEG, NPY, "text/html", "application/json; charset=x", ""])
 QUERIES = st.sampled_from(["", "", "", "?coverage=0.9", "?coverage=x", "?coverage=-1", "?%ff=%00"])
