@@ -57,7 +57,7 @@ def _predict(port: int, image: bytes) -> dict[str, Any]:
     request.add_header("Authorization", f"Bearer {SERVICE_TOKEN}")
     for _ in range(300):  # `serve deploy` returns before the replica is up
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=60) as response:
                 return dict(json.load(response))
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.3)
@@ -122,7 +122,7 @@ def test_a_stopped_job_is_resumed_by_the_next_and_its_gauges_are_on_the_metrics_
 
 def _gauge(head: Head, name: str) -> float:
     """Ray exports gauges every few seconds."""
-    for _ in range(150):
+    for _ in range(450):
         page = urllib.request.urlopen(f"http://127.0.0.1:{head.metrics_port}/metrics", timeout=10).read().decode()
         values = re.findall(
             rf'^{name}{{.*Run="quickstart".*}} (\S+)$|^{name}{{.*run="quickstart".*}} (\S+)$', page, re.M
