@@ -22,6 +22,7 @@ import torch
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
+from fedppd_ray.checkpoint.store import RunStore  # noqa: E402
 from fedppd_ray.config import Config, client_ids  # noqa: E402
 from fedppd_ray.config_file import parse_config  # noqa: E402
 from fedppd_ray.core.types import GlobalState  # noqa: E402
@@ -33,9 +34,11 @@ from fedppd_ray.data.holdings import Holdings  # noqa: E402
 from fedppd_ray.data.parts import Split  # noqa: E402
 from fedppd_ray.errors import DataError  # noqa: E402
 from fedppd_ray.methods import build_method  # noqa: E402
+from fedppd_ray.training import Training  # noqa: E402
 
 CIFAR = CATALOG["cifar10"]
 NEVER = 10**6  # rounds between two evaluations
+EDGES = 2  # rounds that do not count: the first warms up, the last one evaluates
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
@@ -181,3 +184,48 @@ class Silent:
         raise RuntimeError(f"round {round_id}: the server died, so the figures mean nothing: {reason}")
 
     def round_finished(self, record: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One round on Ray and, right after it, the same work in plain processes. Seconds."""
+
+    round: float
+    saving: float  # of the round: what came after its checkpoint's clock stopped
+    compute: tuple[float, ...]  # of each client, by its actor's clock
+    driver: float  # CPU of this process
+    plain: float
+
+
+class _Turns(Silent):
+    def __init__(self, plain: PlainProcesses) -> None:
+        self._plain = plain
+        self.turns: list[Turn] = []
+
+    def round_started(self, *_: Any) -> None:
+        self._compute: list[float] = []
+        self._began, self._spent = time.monotonic(), time.process_time()
+
+    def client_done(self, receipt: Any) -> None:
+        self._compute.append(receipt.metrics["seconds"])
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        seconds, spent = time.monotonic() - self._began, time.process_time() - self._spent
+        saving = seconds - record["seconds"]
+        self.turns.append(Turn(seconds, saving, tuple(self._compute), spent, self._plain.turn()))
+
+
+def turns_beside(config: Config) -> list[Turn]:
+    """The rounds of a training on a Ray of its own but the first, which warms up, and the last, which evaluates."""
+    from fedppd_ray.runtime.ray_executor import RayExecutor
+
+    plain = PlainProcesses(config)
+    observer = _Turns(plain)
+    with local_ray(), tempfile.TemporaryDirectory() as folder:
+        executor = RayExecutor(config, client_ids(config.federation.clients))
+        store = RunStore(Path(folder) / "run")
+        store.create(config)
+        Training(config, store, executor, observer).run_rounds(None)
+        executor.close()
+    plain.close()
+    return observer.turns[1:-1]

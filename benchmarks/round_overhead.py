@@ -20,67 +20,29 @@ from typing import Any
 
 import yaml
 from harness import (
+    EDGES,
     PROJECT,
-    PlainProcesses,
     Rows,
-    Silent,
     cifar_rows,
     cores,
     fedavg_config,
-    local_ray,
     median,
     parser_of,
     report,
+    turns_beside,
     warn_of_company,
 )
 
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, client_ids
-from fedppd_ray.core.types import Receipt
-from fedppd_ray.runtime.ray_executor import RayExecutor
-from fedppd_ray.training import Training
+from fedppd_ray.config import Config
 
 OWN_ACTOR = 20  # clients; with more they share
-EDGES = 2  # the first round warms up, the last one evaluates
-
-
-class Turns(Silent):
-    """After each round, the same work without Ray."""
-
-    def __init__(self, plain: PlainProcesses) -> None:
-        self._plain = plain
-        self.rounds: list[float] = []
-        self.saving: list[float] = []
-        self.compute: list[float] = []
-        self.ideal: list[float] = []
-
-    def round_started(self, *_: Any) -> None:
-        self._began = time.monotonic()
-        self._seconds = 0.0
-
-    def client_done(self, receipt: Receipt) -> None:
-        self._seconds += receipt.metrics["seconds"]
-
-    def round_finished(self, record: dict[str, Any]) -> None:
-        seconds = time.monotonic() - self._began
-        self.rounds.append(seconds)
-        self.saving.append(seconds - record["seconds"])
-        self.compute.append(self._seconds / cores())
-        self.ideal.append(self._plain.turn())
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Rounds against the ideal."""
-    plain = PlainProcesses(config)
-    turns = Turns(plain)
-    with local_ray(), tempfile.TemporaryDirectory() as folder:
-        executor = RayExecutor(config, client_ids(config.federation.clients))
-        store = RunStore(Path(folder) / "run")
-        store.create(config)
-        Training(config, store, executor, turns).run_rounds(None)
-        executor.close()
-    plain.close()
-    rounds, saving, compute, plainly = (each[1:-1] for each in (turns.rounds, turns.saving, turns.compute, turns.ideal))
+    """Rounds against both ideals."""
+    turns = turns_beside(config)
+    rounds, saving, plainly = ([getattr(turn, key) for turn in turns] for key in ("round", "saving", "plain"))
+    compute = [sum(turn.compute) / cores() for turn in turns]
     ratios, plain_ratios = ([a / b for a, b in zip(rounds, ideal, strict=True)] for ideal in (compute, plainly))
     return {
         "round_s": median(rounds),

@@ -13,33 +13,26 @@ network is not in it.
 """
 
 import heapq
-import tempfile
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from harness import (
-    PlainProcesses,
-    Silent,
+    EDGES,
     cifar_rows,
     cores,
     fedavg_config,
-    local_ray,
     median,
     parser_of,
     report,
+    turns_beside,
     warn_of_company,
 )
 
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, client_ids
+from fedppd_ray.config import Config
 from fedppd_ray.core.types import ClientUpdate, Receipt
 from fedppd_ray.methods.fedavg import ROLE, AverageAll
 from fedppd_ray.runtime.bundles import bundle_size
-from fedppd_ray.runtime.ray_executor import RayExecutor
-from fedppd_ray.training import Training
 
 CLUSTERS = (2, 8, 32, 128, 512)  # cores
 
@@ -76,44 +69,14 @@ def projected_seconds(clients: int, actors: int, costs: Costs) -> float:
 # --- the measurement -------------------------------------------------------------------------------------------
 
 
-class Watch(Silent):
-    def __init__(self, plain: PlainProcesses) -> None:
-        self._plain = plain
-        self.rounds: list[float] = []
-        self.ideal: list[float] = []
-        self.compute: list[list[float]] = []
-        self.driver: list[float] = []
-
-    def round_started(self, *_: Any) -> None:
-        self.compute.append([])
-        self._began, self._spent = time.monotonic(), time.process_time()
-
-    def client_done(self, receipt: Any) -> None:
-        self.compute[-1].append(receipt.metrics["seconds"])
-
-    def round_finished(self, _record: dict[str, Any]) -> None:
-        self.rounds.append(time.monotonic() - self._began)
-        self.driver.append(time.process_time() - self._spent)
-        self.ideal.append(self._plain.turn())
-
-
 def measure(config: Config) -> dict[str, float]:
-    plain = PlainProcesses(config)
-    watch = Watch(plain)
-    with local_ray(), tempfile.TemporaryDirectory() as folder:
-        executor = RayExecutor(config, client_ids(config.federation.clients))
-        store = RunStore(Path(folder) / "run")
-        store.create(config)
-        Training(config, store, executor, watch).run_rounds(None)
-        executor.close()
-    plain.close()
-    pairs = list(zip(watch.rounds, watch.ideal, strict=True))[1:-1]
+    turns = turns_beside(config)
     return {
-        "round_s": median([a for a, _ in pairs]),
-        "ideal_s": median([b for _, b in pairs]),
-        "ratio": median([a / b for a, b in pairs]),
-        "compute_s": median([median(seconds) for seconds in watch.compute[1:-1]]),
-        "driver_s": median(watch.driver[1:-1]),
+        "round_s": median([turn.round for turn in turns]),
+        "ideal_s": median([turn.plain for turn in turns]),
+        "ratio": median([turn.round / turn.plain for turn in turns]),
+        "compute_s": median([median(turn.compute) for turn in turns]),
+        "driver_s": median([turn.driver for turn in turns]),
     }
 
 
@@ -169,7 +132,7 @@ def main() -> int:
         print(f"{'clients':>8}{'round s':>10}{'ideal s':>10}{'ms/client':>11}   round / ideal")
         for count in clients:
             resources = {"actors": min(cores(), count)}
-            config = fedavg_config(data, count, options.rows, turns + 2, resources=resources)
+            config = fedavg_config(data, count, options.rows, turns + EDGES, resources=resources)
             row = measured[count] = measure(config)
             each = 1000 * row["round_s"] / count
             print(

@@ -6,6 +6,7 @@ of the earlier steps (`core/labelling.py`), which it is given at its start. So t
 finished and continues the rest where it stopped.
 """
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def plan(config: Path, methods: str, out: str, *, steps: int | None = None, sett
     configs: dict[str, dict[str, Config]] = {}
     for label, (path, changes) in parse_methods(methods, config).items():
         for acquisition in ACQUISITIONS:
-            named = f'name="{base.name}-{label}-{acquisition}"'
+            named = f"name={json.dumps(f'{base.name}-{label}-{acquisition}')}"
             own = load_config(path, [*settings, *changes, f"active.acquisition={acquisition}", named])
             if own.active is None or not _same_amounts(own.active, base.active):
                 raise ConfigError(f"{label}: {path} has another active section than {config}; give both the same")
@@ -83,6 +84,7 @@ def study(planned: Plan, train: Train) -> Study:
 def _point(planned: Plan, method: str, acquisition: str, step: int, train: Train) -> Point:
     run = planned.run(method, acquisition, step)
     require_own_folder(run)
+    _require_same_rounds(run)
     if finished(run) is None:
         earlier = [planned.run(method, acquisition, before) for before in range(step)]
         train(run.config, run.folder, [RunStore(before.folder).latest() for before in earlier])
@@ -93,3 +95,16 @@ def _point(planned: Plan, method: str, acquisition: str, step: int, train: Train
     active = planned.active
     labels = active.labelled + min(step * active.budget, active.pool)
     return Point(method, acquisition, step, labels, dict(outcome.figures))
+
+
+def _require_same_rounds(run: Run) -> None:
+    """More rounds may continue a single run, but here they would change what later trainings have labelled."""
+    store = RunStore(run.folder)
+    if not store.exists():
+        return
+    before, wanted = store.config().federation.rounds, run.config.federation.rounds
+    if before != wanted:
+        raise CheckpointError(
+            f"federation.rounds: {run.folder} was started for {before} rounds, not {wanted}; the rows labelled "
+            f"next follow from them: use {before}, or a new --out"
+        )

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedppd_ray import __version__
+from fedppd_ray.cli_options import AddressOption, JsonOption, RootOption, RunArgument, SerialOption, SettingsOption
 from fedppd_ray.cli_studies import active, compare
 from fedppd_ray.console import LogFormat, configure_logging, fail, print_table
 from fedppd_ray.errors import FedPPDError
@@ -27,16 +28,6 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Fetch, parse and look at data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-
-# Text, not a Path, which would turn s3://bucket into s3:/bucket.
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run folder or s3:// URL, as `fedppd train --out` made it.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-RootOption = Annotated[
-    str | None,
-    typer.Option("--root", help="Folder of the data files.", envvar="FEDPPD_DATA", show_default=False),
-]
 
 
 def _version(value: bool) -> None:
@@ -65,21 +56,13 @@ def train(
         str | None,
         typer.Option("--out", help="The run folder, or s3://bucket/prefix. Default: runs/<name of the config>."),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. --set federation.rounds=4."),
-    ] = None,
+    settings: SettingsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last saved round.")] = False,
     resume_if_exists: Annotated[
         bool, typer.Option("--resume-if-exists", help="Continue the run if there is one, else start it (for retries).")
     ] = False,
-    address: Annotated[
-        str | None,
-        typer.Option("--address", help="A running Ray cluster. Default: $RAY_ADDRESS, or one of our own."),
-    ] = None,
-    serial: Annotated[
-        bool, typer.Option("--serial", help="Without Ray, one client after the other: the same bits, slower.")
-    ] = False,
+    address: AddressOption = None,
+    serial: SerialOption = False,
 ) -> None:
     """Train a student from federated clients. Ctrl-C stops; --resume continues."""
     from fedppd_ray.config_file import load_config
@@ -231,6 +214,7 @@ def main(run: Callable[[], Any] = app) -> None:
     except OSError as error:
         # A full disk, a folder without permission: the system's word is all there is to say.
         where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or error}; finished rounds are saved, `fedppd train … --resume` continues", 1)
+        again = "finished rounds are saved: the same command goes on, `train` with --resume"
+        fail(f"{where}{error.strerror or error}; {again}", 1)
     except KeyboardInterrupt:
         fail("stopped", 130)

@@ -4,10 +4,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
+from fedppd_ray.cli_options import AddressOption, SerialOption, SettingsOption
 from fedppd_ray.console import fail
 
 
@@ -28,15 +29,9 @@ def compare(
     out: Annotated[
         str | None, typer.Option("--out", help="The folder. Default: runs/compare-<name of the config>.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key for every method."),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option("--address", help="A running Ray cluster. Default: $RAY_ADDRESS, or one of our own."),
-    ] = None,
-    serial: Annotated[bool, typer.Option("--serial", help="Without Ray: the same bits, slower.")] = False,
+    settings: SettingsOption = None,
+    address: AddressOption = None,
+    serial: SerialOption = False,
 ) -> None:
     """Methods side by side on the same clients' rows: a table, plots and report.html, renewed after every run.
 
@@ -62,8 +57,7 @@ def compare(
     try:
         done = compare_methods(planned, run)
     except KeyboardInterrupt:
-        again = shlex.join(["fedppd", *sys.argv[1:]])
-        fail(f"stopped; every finished round is saved. Continue with the same command: {again}", 130)
+        _stopped()
     print(f"{table(done)}\nfolder: {folder}   report: {folder}/report.html")
     failed = [f"{outcome.label} (seed {outcome.seed})" for outcome in done.outcomes if outcome.status == "failed"]
     if failed:
@@ -79,15 +73,9 @@ def active(
         int | None, typer.Option("--steps", min=1, help="Trainings of each. Default: until the pools are empty.")
     ] = None,
     out: Annotated[str | None, typer.Option("--out", help="The folder. Default: runs/<name of the config>.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. --set active.budget=100."),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option("--address", help="A running Ray cluster. Default: $RAY_ADDRESS, or one of our own."),
-    ] = None,
-    serial: Annotated[bool, typer.Option("--serial", help="Without Ray: the same bits, slower.")] = False,
+    settings: SettingsOption = None,
+    address: AddressOption = None,
+    serial: SerialOption = False,
 ) -> None:
     """Active learning: clients label what the global model is least sure of; random choice is the control.
 
@@ -121,6 +109,10 @@ def active(
     try:
         done = study(planned, run)
     except KeyboardInterrupt:
-        again = shlex.join(["fedppd", *sys.argv[1:]])
-        fail(f"stopped; every finished round is saved. Continue with the same command: {again}", 130)
+        _stopped()
     print(f"{table(done)}\nfolder: {folder}   report: {folder}/report.html")
+
+
+def _stopped() -> NoReturn:
+    again = shlex.join(["fedppd", *sys.argv[1:]])
+    fail(f"stopped; every finished round is saved. Continue with the same command: {again}", 130)

@@ -19,7 +19,8 @@ import torch
 from fedppd_ray.checkpoint.files import write_json
 from fedppd_ray.checkpoint.remote import is_url
 from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, suggest
+from fedppd_ray.config import Config
+from fedppd_ray.config_data import suggest
 from fedppd_ray.config_file import load_config
 from fedppd_ray.config_identity import binding, config_hash, difference, flatten
 from fedppd_ray.errors import CheckpointError, ConfigError, FedPPDError

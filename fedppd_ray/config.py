@@ -11,12 +11,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fedppd_ray.config_data import DataConfig, PartitionConfig, check_data, check_network, suggest
+from fedppd_ray.config_data import DataConfig, check_data, check_network
 from fedppd_ray.config_section import Section
 from fedppd_ray.data.catalog import DatasetInfo
 from fedppd_ray.errors import ConfigError
-
-__all__ = ["Config", "DataConfig", "PartitionConfig", "Section", "client_ids", "for_rows", "number_or_text", "suggest"]
 
 _ROW_SCALED = re.compile(r"^((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)([*/])N$", re.IGNORECASE)
 
@@ -137,7 +135,7 @@ class FedSWAGConfig(Section):
 
 
 class FedPAConfig(Section):
-    """Posterior averaging. `start_round` and earlier rounds: see `fedpa.py`."""
+    """Posterior averaging: FedAvg's clients, which send a delta that their covariance has corrected."""
 
     start_round: int = Field(default=1, ge=1, description="FedAvg before it")
     burn_in: int | None = Field(default=None, ge=0, description="local epochs before the first sample; null: half")

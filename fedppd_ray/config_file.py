@@ -9,7 +9,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedppd_ray.config import Config, client_ids, number_or_text, suggest
+from fedppd_ray.config import Config, client_ids, number_or_text
+from fedppd_ray.config_data import suggest
 from fedppd_ray.data.catalog import FOLDER
 from fedppd_ray.data.datasets import data_root
 from fedppd_ray.data.folder import client_folders, describe_folder

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedppd_ray.config import DataConfig, PartitionConfig
+from fedppd_ray.config_data import DataConfig, PartitionConfig
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.seeding import numpy_generator_for
 

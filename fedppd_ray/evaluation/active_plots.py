@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from matplotlib import colormaps
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedppd_ray.evaluation.active_report import Study
-from fedppd_ray.evaluation.plots import save
+from fedppd_ray.evaluation.plots import new_axes, save
 
 _PALETTE = colormaps["tab10"]
 
@@ -20,7 +19,7 @@ def draw_study(folder: Path, study: Study) -> list[Path]:
 
 def _accuracy(study: Study) -> Figure:
     """One colour a method; solid where entropy chose, dashed where chance did."""
-    figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
+    figure, axes = new_axes()
     methods = list(dict.fromkeys(point.method for point in study.points))
     for method, acquisition in study.series:
         points = study.of(method, acquisition)
@@ -35,7 +34,6 @@ def _accuracy(study: Study) -> Figure:
     axes.set(xlabel="labelled rows of a client", ylabel="accuracy on held-out data, %")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8)
     axes.set_title("Accuracy against labels")
     return figure

@@ -1,13 +1,12 @@
 """A study of active learning on disk: results.json, table.md, the accuracy-against-labels plot and report.html."""
 
-import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedppd_ray.checkpoint.files import write_atomically, write_json
-from fedppd_ray.evaluation.report import html_page, pictures
+from fedppd_ray.evaluation.report import html_page, html_table, markdown_table, pictures
 
 
 @dataclass(frozen=True)
@@ -43,15 +42,12 @@ def write_study(folder: Path, study: Study) -> None:
     write_json(folder / "results.json", {"format": 1, "title": study.title, "points": list(map(asdict, study.points))})
     write_atomically(folder / "table.md", table(study).encode())
     plots = draw_study(folder / "plots", study)
-    page = html_page(study.title, f"<div class=scroll>{_html_table(study)}</div>{pictures(plots)}<p>{_note(study)}</p>")
+    page = html_page(study.title, f"{html_table(cells(study))}{pictures(plots)}<p>{_note(study)}</p>")
     write_atomically(folder / "report.html", page.encode())
 
 
 def table(study: Study) -> str:
-    head, *rows = cells(study)
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"# {study.title}\n\n{text}\n\n{_note(study)}\n"
+    return f"# {study.title}\n\n{markdown_table(cells(study))}\n\n{_note(study)}\n"
 
 
 def cells(study: Study) -> list[list[str]]:
@@ -74,10 +70,3 @@ def _note(study: Study) -> str:
         f"{done} of {study.steps} trainings a series, each from the start. entropy: every client labels the rows of "
         f"its own pool that the global model is least sure of; random: as many at random."
     )
-
-
-def _html_table(study: Study) -> str:
-    head, *rows = cells(study)
-    first = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{first}</tr>{body}</table>"

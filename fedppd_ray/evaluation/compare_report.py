@@ -8,7 +8,7 @@ from typing import Any
 
 from fedppd_ray.checkpoint.files import write_atomically, write_json
 from fedppd_ray.evaluation.compared import COLUMNS, Comparison, Mean, Outcome
-from fedppd_ray.evaluation.report import html_page, pictures
+from fedppd_ray.evaluation.report import html_page, html_table, markdown_table, pictures
 
 _NONE = "–"
 
@@ -59,9 +59,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
 
 def table(comparison: Comparison) -> str:
     """The comparison for people: a table in Markdown and what one must know to read it."""
-    head, *rows = cells(comparison)
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    text = markdown_table(cells(comparison))
     return f"# {comparison.name}\n\n{text}\n\n" + "\n".join(f"- {note}" for note in notes(comparison)) + "\n"
 
 
@@ -131,9 +129,6 @@ def _about_paper(comparison: Comparison) -> str:
 
 
 def _page(comparison: Comparison, plots: Sequence[Path]) -> str:
-    head, *rows = cells(comparison)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    first = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes(comparison))
     settings = "".join(
         f"<li>{html.escape(label)}: {html.escape('; '.join(lines)) or 'the first'}</li>"
@@ -141,6 +136,6 @@ def _page(comparison: Comparison, plots: Sequence[Path]) -> str:
     )
     return html_page(
         comparison.name,
-        f"<div class=scroll><table><tr>{first}</tr>{body}</table></div><ul>{listed}</ul>{pictures(plots)}"
+        f"{html_table(cells(comparison))}<ul>{listed}</ul>{pictures(plots)}"
         f"<h2>How the settings differ from the first method's</h2><ul>{settings}</ul>",
     )

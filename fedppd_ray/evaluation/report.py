@@ -121,6 +121,20 @@ def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
+def markdown_table(cells: Sequence[Sequence[str]]) -> str:
+    """A heading and rows; the first column is words, the others are numbers."""
+    head, *rows = cells
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def html_table(cells: Sequence[Sequence[str]]) -> str:
+    head, *rows = cells
+    first = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class=scroll><table><tr>{first}</tr>{body}</table></div>"
+
+
 def pictures(paths: Sequence[Path]) -> str:
     """PNG files as part of the page itself, side by side."""
     images = ""

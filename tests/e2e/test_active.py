@@ -47,6 +47,10 @@ def test_a_study_killed_in_the_middle_goes_on_where_it_stopped(tmp_path: Path) -
     assert [client["rows"] for client in counts] == [120, 120, 120]
     assert (out / "plots" / "accuracy_against_labels.png").stat().st_size > 0
     assert "| fedppd, entropy |" in again.stdout
+    # What is labelled in a step follows from the models before it: longer trainings are another study.
+    longer = fedppd(*arguments(out, "--serial", "--set", "federation.rounds=2"))
+    assert longer.returncode == 2
+    assert "was started for 1 rounds, not 2" in longer.stderr
 
 
 @pytest.mark.long
