@@ -1,9 +1,9 @@
 """Federated active learning: train, let every client rank its own pool, label, train again, until pools are empty.
 
-Every training is an ordinary run, `<out>/<method>/<acquisition>/step-<s>`, with its figures beside it; the first is
-the same whatever is acquired later, and is made once. A client's labelled rows follow from the final global models
-of the earlier steps (`core/labelling.py`), which it is given at its start. So the same call again skips what is
-finished and continues the rest where it stopped.
+Every training is an ordinary run, `<out>/<method>/<acquisition>/step-<s>`, with its figures beside it. The first, and
+the last of an emptied pool, are the same however rows are acquired, and are made once. A client's labelled rows follow
+from the final global models of the earlier steps (`core/labelling.py`), which it is given at its start. So the same
+call again skips what is finished and continues the rest where it stopped.
 """
 
 import json
@@ -14,11 +14,19 @@ from pathlib import Path
 
 from fedppd_ray.checkpoint.remote import is_url
 from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.comparison import Run, finished, keep_figures, locked, parse_methods, require_own_folder
+from fedppd_ray.comparison import (
+    Run,
+    finished,
+    keep_figures,
+    locked,
+    parse_methods,
+    require_own_folder,
+    require_same_data,
+)
 from fedppd_ray.config import ActiveConfig, Config
 from fedppd_ray.config_file import load_config
 from fedppd_ray.core.types import GlobalState
-from fedppd_ray.errors import CheckpointError, ConfigError
+from fedppd_ray.errors import CheckpointError, ConfigError, FedPPDError, ResourceError
 from fedppd_ray.evaluation.active_report import Point, Study, write_study
 
 log = logging.getLogger("fedppd")
@@ -31,16 +39,19 @@ Train = Callable[[Config, Path, Sequence[GlobalState]], None]
 @dataclass(frozen=True)
 class Plan:
     out: Path
+    base: Config
     active: ActiveConfig
-    title: str
     configs: Mapping[str, Mapping[str, Config]]  # method → acquisition → config
     steps: int
 
+    @property
+    def series(self) -> list[tuple[str, str]]:
+        return [(method, acquisition) for method in self.configs for acquisition in ACQUISITIONS]
+
     def run(self, method: str, acquisition: str, step: int) -> Run:
-        if step == 0:
-            acquisition, folder = ACQUISITIONS[0], self.out / method / "step-0"
-        else:
-            folder = self.out / method / acquisition / f"step-{step}"
+        if step in (0, self.active.trainings - 1):  # everybody's rows are the same
+            acquisition = ACQUISITIONS[0]
+        folder = self.out / method / (f"{acquisition}/step-{step}" if step else "step-0")
         config = self.configs[method][acquisition]
         return Run(method, config.seed, config, folder)
 
@@ -56,12 +67,15 @@ def plan(config: Path, methods: str, out: str, *, steps: int | None = None, sett
     for label, (path, changes) in parse_methods(methods, config).items():
         for acquisition in ACQUISITIONS:
             named = f"name={json.dumps(f'{base.name}-{label}-{acquisition}')}"
-            own = load_config(path, [*settings, *changes, f"active.acquisition={acquisition}", named])
+            chosen = [*settings, *changes, f"active.acquisition={acquisition}", f"seed={base.seed}", named]
+            own = load_config(path, chosen)
             if own.active is None or not _same_amounts(own.active, base.active):
                 raise ConfigError(f"{label}: {path} has another active section than {config}; give both the same")
+            require_same_data(label, base, own)
+            # The same questions to everybody, whatever another file says.
+            own = own.model_copy(update={"evaluation": base.evaluation})
             configs.setdefault(label, {})[acquisition] = own
-    title = f"{base.name}: active learning on {base.data.name}, {base.federation.clients} clients"
-    return Plan(Path(out), base.active, title, configs, min(steps or base.active.trainings, base.active.trainings))
+    return Plan(Path(out), base, base.active, configs, min(steps or base.active.trainings, base.active.trainings))
 
 
 def _same_amounts(one: ActiveConfig, other: ActiveConfig) -> bool:
@@ -69,38 +83,73 @@ def _same_amounts(one: ActiveConfig, other: ActiveConfig) -> bool:
 
 
 def study(planned: Plan, train: Train) -> Study:
-    """A step of every method and acquisition before the next step of any, so that the plot grows evenly."""
-    points: list[Point] = []
-    with locked(planned.out):
+    """A step of every series before the next step of any, so that the plot grows evenly.
+
+    A series whose training fails ends there and is reported; the others go on.
+    """
+    for method, acquisition in planned.series:
         for step in range(planned.steps):
-            for method in planned.configs:
-                for acquisition in ACQUISITIONS:
-                    log.info("step %d of %d: %s, %s", step + 1, planned.steps, method, acquisition)
-                    points.append(_point(planned, method, acquisition, step, train))
-                    write_study(planned.out, Study(planned.title, tuple(points), planned.steps))
-    return Study(planned.title, tuple(points), planned.steps)
+            run = planned.run(method, acquisition, step)
+            require_own_folder(run)
+            _require_same_rounds(run)
+    failed: dict[tuple[str, str], str] = {}
+    with locked(planned.out):
+        write_study(planned.out, _study(planned, failed))
+        for step in range(planned.steps):
+            for method, acquisition in planned.series:
+                if (method, acquisition) in failed:
+                    continue
+                log.info("step %d of %d: %s, %s", step + 1, planned.steps, method, acquisition)
+                try:
+                    _train_if_needed(planned, method, acquisition, step, train)
+                except ResourceError:
+                    raise  # the next training would ask the same of the same cluster
+                except FedPPDError as error:
+                    failed[method, acquisition] = " ".join(str(error).split())
+                    log.error("%s, %s failed: %s", method, acquisition, failed[method, acquisition])
+                write_study(planned.out, _study(planned, failed))
+    return _study(planned, failed)
 
 
-def _point(planned: Plan, method: str, acquisition: str, step: int, train: Train) -> Point:
-    run = planned.run(method, acquisition, step)
-    require_own_folder(run)
-    _require_same_rounds(run)
-    if finished(run) is None:
-        earlier = [planned.run(method, acquisition, before) for before in range(step)]
-        train(run.config, run.folder, [RunStore(before.folder).latest() for before in earlier])
-        keep_figures(run)
-    outcome = finished(run)
-    if outcome is None:
-        raise CheckpointError(f"{run.folder}: its figures cannot be read back; remove the folder and start again")
+def _study(planned: Plan, failed: Mapping[tuple[str, str], str]) -> Study:
+    """All that is finished by now, whenever that was."""
     active = planned.active
-    labels = active.labelled + min(step * active.budget, active.pool)
-    return Point(method, acquisition, step, labels, dict(outcome.figures))
+    points = []
+    for step in range(planned.steps):
+        labels = active.labelled + min(step * active.budget, active.pool)
+        for method, acquisition in planned.series:
+            outcome = finished(planned.run(method, acquisition, step))
+            if outcome is not None:
+                points.append(Point(method, acquisition, step, labels, dict(outcome.figures)))
+    settings = planned.base.model_dump(mode="json", exclude={"method": True, "data": {"root"}})
+    return Study(planned.base.name, settings, tuple(points), planned.steps, dict(failed))
+
+
+def _train_if_needed(planned: Plan, method: str, acquisition: str, step: int, train: Train) -> None:
+    run = planned.run(method, acquisition, step)
+    if finished(run) is not None:
+        return
+    earlier = [planned.run(method, acquisition, before) for before in range(step)]
+    train(run.config, run.folder, [_last_models(before) for before in earlier])
+    keep_figures(run)
+    if finished(run) is None:
+        raise CheckpointError(f"{run.folder}: its figures cannot be read back; remove the folder and start again")
+
+
+def _last_models(run: Run) -> GlobalState:
+    try:
+        return RunStore(run.folder).latest()
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}, and what is labelled next follows from its models; remove that folder to train it again, or "
+            f"choose another --out"
+        ) from None
 
 
 def _require_same_rounds(run: Run) -> None:
     """More rounds may continue a single run, but here they would change what later trainings have labelled."""
     store = RunStore(run.folder)
-    if not store.exists():
+    if not store.exists() or not store.has_rounds():
         return
     before, wanted = store.config().federation.rounds, run.config.federation.rounds
     if before != wanted:

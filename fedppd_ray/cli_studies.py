@@ -111,6 +111,9 @@ def active(
     except KeyboardInterrupt:
         _stopped()
     print(f"{table(done)}\nfolder: {folder}   report: {folder}/report.html")
+    if done.failed:
+        failed = ", ".join(f"{method} ({acquisition})" for method, acquisition in done.failed)
+        fail(f"failed: {failed}; reasons above. The same command tries again.", 1)
 
 
 def _stopped() -> NoReturn:

@@ -23,10 +23,10 @@ from fedppd_ray.config import Config
 from fedppd_ray.config_data import suggest
 from fedppd_ray.config_file import load_config
 from fedppd_ray.config_identity import binding, config_hash, difference, flatten
-from fedppd_ray.errors import CheckpointError, ConfigError, FedPPDError
+from fedppd_ray.errors import CheckpointError, ConfigError, FedPPDError, ResourceError
 from fedppd_ray.evaluation.compare_report import write_comparison
 from fedppd_ray.evaluation.compared import Comparison, Outcome, Status, curves_of
-from fedppd_ray.evaluation.paper import paper_figures, regime_of
+from fedppd_ray.evaluation.paper import other_settings, paper_figures, regime_of
 from fedppd_ray.evaluation.run import evaluate_predictor
 from fedppd_ray.methods import build_method
 
@@ -93,7 +93,7 @@ def plan(
                 resolved = load_config(path, [*chosen, *changes, f"seed={seed}", f"name={name}"])
             except ConfigError as error:
                 raise ConfigError(f"{label}: {error}") from None
-            _require_same_data(label, base, resolved)
+            require_same_data(label, base, resolved)
             # The same questions to everybody, whatever another file says.
             resolved = resolved.model_copy(update={"evaluation": base.evaluation})
             runs.append(Run(label, seed, resolved, Path(out) / label / f"seed-{seed}"))
@@ -130,7 +130,7 @@ def parse_seeds(text: str | None, default: int) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _require_same_data(label: str, base: Config, other: Config) -> None:
+def require_same_data(label: str, base: Config, other: Config) -> None:
     """The partition follows from these keys and the seed: only then do methods have the same rows."""
 
     def of_data(config: Config) -> dict[str, object]:
@@ -151,7 +151,7 @@ def _require_same_data(label: str, base: Config, other: Config) -> None:
 def require_own_folder(run: Run) -> None:
     """A folder of another comparison is refused before the first round, not after hours."""
     store = RunStore(run.folder)
-    if not store.exists():
+    if not store.exists() or not store.has_rounds():
         return
     lines = difference(binding(store.config()), binding(run.config))
     if lines:
@@ -161,7 +161,8 @@ def require_own_folder(run: Run) -> None:
     done = max((line["round"] for line in store.history()), default=0)
     if done > run.config.federation.rounds:
         raise CheckpointError(
-            f"federation.rounds: {run.folder} is at round {done} already, past {run.config.federation.rounds}"
+            f"federation.rounds: {run.folder} is at round {done} already, past {run.config.federation.rounds}; ask for "
+            f"as many or more, or choose another --out"
         )
 
 
@@ -183,8 +184,13 @@ def compare(planned: Plan, train: Train) -> Comparison:
                 log.info("%s is finished already", where)
                 continue
             log.info("%s", where)
-            outcomes[index] = _attempt(run, train)
-            write_comparison(planned.out, _comparison(planned, outcomes))
+            try:
+                outcomes[index] = _attempt(run, train)
+            except KeyboardInterrupt:
+                outcomes[index] = _outcome(run, "waiting")
+                raise
+            finally:
+                write_comparison(planned.out, _comparison(planned, outcomes))
     return _comparison(planned, outcomes)
 
 
@@ -192,6 +198,8 @@ def _attempt(run: Run, train: Train) -> Outcome:
     try:
         train(run.config, run.folder)
         keep_figures(run)
+    except ResourceError:
+        raise  # the next method would ask the same of the same cluster
     except FedPPDError as error:
         reason = str(error)
     except Exception as error:  # a defect in one method must not cost the night's other runs
@@ -252,7 +260,9 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One comparison at a time in a folder; the lock goes with the process, so a crash cannot leave it."""
+    """One command at a time in a folder; the lock goes with the process, so a crash cannot leave it."""
+    if RunStore(folder).exists():
+        raise ConfigError(f"--out {folder} holds a run of its own, whose report would be overwritten; choose another")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -261,24 +271,33 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{folder}: another comparison is at work there; wait for it, or stop it") from None
+            raise ConfigError(f"{folder}: another command is at work there; wait for it, or stop it") from None
         yield
 
 
 def _comparison(planned: Plan, outcomes: Sequence[Outcome]) -> Comparison:
     configs = {run.label: run.config for run in reversed(planned.runs)}
     first = binding(planned.runs[0].config)
-    regime = regime_of(planned.base, _rows_a_client(outcomes))
+    rows = _rows_a_client(outcomes)
+    regime = regime_of(planned.base, rows)
     ood = planned.base.evaluation.ood
     return Comparison(
         name=f"{planned.base.name}: {len(configs)} methods on {planned.base.data.name}",
-        data=planned.base.data.model_dump(mode="json", exclude={"root"}),
-        clients=planned.base.federation.clients,
+        settings=planned.base.model_dump(mode="json", exclude={"seed": True, "method": True, "data": {"root"}}),
         outcomes=tuple(outcomes),
         differences={label: difference(first, binding(configs[label])) for label in planned.labels},
+        rows=rows,
         paper={label: paper_figures(regime, label, ood) for label in planned.labels},
         paper_rounds=regime.rounds if regime else None,
+        not_as_paper={label: other_settings(regime, label, configs[label]) for label in planned.labels},
+        also_there=_also_there(planned),
     )
+
+
+def _also_there(planned: Plan) -> list[str]:
+    asked = {run.folder for run in planned.runs}
+    found = sorted(path.parent for path in planned.out.glob(f"*/seed-*/{_FIGURES}") if path.parent not in asked)
+    return [f"{folder.parent.name}, {folder.name.replace('-', ' ')}" for folder in found]
 
 
 def _rows_a_client(outcomes: Sequence[Outcome]) -> float | None:

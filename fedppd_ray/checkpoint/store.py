@@ -37,6 +37,14 @@ class RunStore:
     def exists(self) -> bool:
         return (self.folder / "config.yaml").exists()
 
+    def has_rounds(self) -> bool:
+        """Whether anything was computed that another configuration would contradict."""
+        return self._has_checkpoints() or bool(self.history())
+
+    def _has_checkpoints(self) -> bool:
+        # One without a manifest was never finished.
+        return any((folder / "manifest.json").exists() for folder in self._folders())
+
     # ---- start
 
     def create(self, config: Config) -> None:
@@ -61,10 +69,11 @@ class RunStore:
         for leftover in self._checkpoints.glob(".new-*"):
             shutil.rmtree(leftover)
         found = self._newest_sound()
-        # One without a manifest was never finished.
-        if found is None and any((folder / "manifest.json").exists() for folder in self._folders()):
+        if found is None and self.has_rounds():
+            reason = "every checkpoint is damaged" if self._has_checkpoints() else "its checkpoints are gone"
             raise CheckpointError(
-                f"{self._name}: every checkpoint is damaged; remove its checkpoints/ to start again from round 1"
+                f"{self._name}: {reason}; remove its checkpoints/ and metrics.jsonl to start again from round 1, or "
+                f"choose another --out"
             )
         self._write_config(config)
         if found is None:
@@ -74,7 +83,8 @@ class RunStore:
         state, manifest = found
         if state.round > config.federation.rounds:
             raise CheckpointError(
-                f"federation.rounds: {self._name} is at round {state.round} already, past {config.federation.rounds}"
+                f"federation.rounds: {self._name} is at round {state.round} already, past "
+                f"{config.federation.rounds}; ask for as many or more, or choose another --out"
             )
         kept = [line for line in self.history() if line["round"] < state.round]
         self._rewrite_metrics([*kept, manifest.record])
@@ -91,6 +101,8 @@ class RunStore:
         write_atomically(self.folder / "config.yaml", text.encode())
 
     def _require_same(self, config: Config) -> None:
+        if not self.has_rounds():
+            return  # it failed before its first round, perhaps by the very setting that is mended now
         before = self.config()
         if config_hash(before) != config_hash(config):
             lines = "; ".join(difference(binding(before), binding(config)))

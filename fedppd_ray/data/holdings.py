@@ -11,19 +11,33 @@ from fedppd_ray.data.datasets import Dataset, data_root, load, prepare
 from fedppd_ray.data.folder import read_folder
 from fedppd_ray.data.partition import Partition, Rows, partition
 from fedppd_ray.data.parts import Split
-from fedppd_ray.errors import DataError
+from fedppd_ray.errors import ConfigError, DataError
 
 
 def prepare_data(config: Config) -> None:
-    """Parse ahead of a run all that it will read here, so that what is missing is missed before the first round."""
+    """Parse ahead of a run all that it will read here, and deal the rows once.
+
+    What is missing is missed, and what cannot be dealt refused, before the first round.
+    """
     info = config.dataset
     prepare(config.data.name, config.data.root, ("train", "test") if needs_train(config) else ("test",), info)
+    if needs_train(config):
+        _require_rows_to_label(config, partition_of(config, dataset_of(config).train))
     ood = config.evaluation.ood
     if ood is not None and not CATALOG[ood].adapts:
         try:
             prepare(ood, config.data.root, ("test",))
         except DataError as error:
             raise DataError(f"evaluation.ood: {error}; or set evaluation.ood to glyphs, which needs no file") from None
+
+
+def _require_rows_to_label(config: Config, dealt: Partition) -> None:
+    fewest = min((len(rows) for rows in dealt.clients), default=None)
+    if config.active and fewest is not None and fewest < config.active.labelled + config.active.pool:
+        raise ConfigError(
+            f"active: a client holds {fewest} rows, fewer than active.labelled + active.pool = "
+            f"{config.active.labelled + config.active.pool}; lower them or raise data.partition.rows_per_client"
+        )
 
 
 def dataset_of(config: Config) -> Dataset:

@@ -66,23 +66,28 @@ def _by_writers(
 ) -> tuple[Rows, Rows, Rows, list[Rows]]:
     """Whole writers for the server's pool, until it has its rows, and whole writers for each client.
 
-    Calibration rows are drawn at random from what the pool leaves. The other rows of a writer stay together: longest
-    first, each goes to the client with the fewest rows, which makes the clients about equal. A writer who would take a
-    client above `rows_per_client` is left out.
+    Calibration rows are drawn at random from what the pool leaves. The other rows of a writer stay together and go to
+    the client with the fewest rows, unless that takes it above `rows_per_client`. Random writers are dealt, as many as
+    the clients want rows of, the longest first (which makes the clients about equal); then others where they fit.
     """
-    _, writers = np.unique(writers, return_inverse=True)
-    _, first = np.unique(writers[order], return_index=True)
-    shuffled = writers[order][np.sort(first)]  # by first appearance in the shuffled rows
+    _, first, writers = np.unique(writers, return_index=True, return_inverse=True)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    shuffled = np.argsort(place[first])  # by one row each: prolific writers come no sooner than others
     sizes = np.bincount(writers)[shuffled]
     taken = int(np.searchsorted(np.cumsum(sizes), data.server_pool)) + 1 if data.server_pool else 0
     in_pool = np.isin(writers[order], shuffled[:taken])
     pool, left = order[in_pool], order[~in_pool]
     calibration, rest = np.split(left, [data.calibration])
-    decks = [rest[writers[rest] == writer] for writer in shuffled[taken:]]
+    by_writer = rest[np.argsort(writers[rest], kind="stable")]
+    ends = np.cumsum(np.bincount(writers[rest], minlength=len(shuffled)))
+    by_number = np.split(by_writer, ends)
+    decks = [by_number[writer] for writer in shuffled[taken:] if len(by_number[writer])]
+    limit = data.partition.rows_per_client or len(order)
+    wanted = int(np.searchsorted(np.cumsum([len(deck) for deck in decks]), clients * limit)) + 1
     shares: list[list[Rows]] = [[] for _ in range(clients)]
     held = np.zeros(clients, np.int64)
-    limit = data.partition.rows_per_client or len(order)
-    for deck in sorted((deck for deck in decks if len(deck)), key=len, reverse=True):
+    for deck in [*sorted(decks[:wanted], key=len, reverse=True), *decks[wanted:]]:
         client = int(held.argmin())
         if held[client] + len(deck) <= limit:
             shares[client].append(deck)

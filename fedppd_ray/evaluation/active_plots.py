@@ -13,6 +13,8 @@ _PALETTE = colormaps["tab10"]
 
 
 def draw_study(folder: Path, study: Study) -> list[Path]:
+    if not study.points:
+        return []
     folder.mkdir(exist_ok=True)
     return [save(folder / "accuracy_against_labels.png", _accuracy(study))]
 

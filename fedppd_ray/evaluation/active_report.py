@@ -1,9 +1,12 @@
 """A study of active learning on disk: results.json, table.md, the accuracy-against-labels plot and report.html."""
 
+import html
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from fedppd_ray.checkpoint.files import write_atomically, write_json
 from fedppd_ray.evaluation.report import html_page, html_table, markdown_table, pictures
@@ -22,9 +25,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Study:
-    title: str
+    name: str
+    settings: Mapping[str, Any]  # the configuration that all methods start from
     points: tuple[Point, ...]
     steps: int
+    failed: Mapping[tuple[str, str], str] = field(default_factory=dict)  # method and acquisition → why
+
+    @property
+    def title(self) -> str:
+        data, clients = self.settings["data"]["name"], self.settings["federation"]["clients"]
+        return f"{self.name}: active learning on {data}, {clients} clients"
 
     @property
     def series(self) -> list[tuple[str, str]]:
@@ -39,15 +49,33 @@ def write_study(folder: Path, study: Study) -> None:
     # matplotlib is slow to import and only a report needs it.
     from fedppd_ray.evaluation.active_plots import draw_study
 
-    write_json(folder / "results.json", {"format": 1, "title": study.title, "points": list(map(asdict, study.points))})
+    write_json(folder / "results.json", results(study))
     write_atomically(folder / "table.md", table(study).encode())
     plots = draw_study(folder / "plots", study)
-    page = html_page(study.title, f"{html_table(cells(study))}{pictures(plots)}<p>{_note(study)}</p>")
+    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes(study))
+    settings = html.escape(yaml.safe_dump(dict(study.settings), sort_keys=False))
+    page = html_page(
+        study.title,
+        f"{html_table(cells(study))}<ul>{listed}</ul>{pictures(plots)}<h2>The configuration</h2><pre>{settings}</pre>",
+    )
     write_atomically(folder / "report.html", page.encode())
 
 
+def results(study: Study) -> dict[str, Any]:
+    """The study for programs."""
+    return {
+        "format": 1,
+        "title": study.title,
+        "settings": dict(study.settings),
+        "steps": study.steps,
+        "points": [asdict(point) for point in study.points],
+        "failed": [{"method": who[0], "acquisition": who[1], "reason": why} for who, why in study.failed.items()],
+    }
+
+
 def table(study: Study) -> str:
-    return f"# {study.title}\n\n{markdown_table(cells(study))}\n\n{_note(study)}\n"
+    listed = "\n".join(f"- {note}" for note in notes(study))
+    return f"# {study.title}\n\n{markdown_table(cells(study))}\n\n{listed}\n"
 
 
 def cells(study: Study) -> list[list[str]]:
@@ -64,9 +92,13 @@ def _cell(figures: Mapping[str, Any] | None) -> str:
     return "–" if figures is None else f"{figures['accuracy']:.2f} ({figures['ece']:.2f})"
 
 
-def _note(study: Study) -> str:
+def notes(study: Study) -> list[str]:
+    settings = study.settings
     done = len({point.step for point in study.points})
-    return (
-        f"{done} of {study.steps} trainings a series, each from the start. entropy: every client labels the rows of "
-        f"its own pool that the global model is least sure of; random: as many at random."
-    )
+    return [
+        f"{done} of {study.steps} trainings a series, each from the start: {settings['federation']['rounds']} rounds, "
+        f"{settings['data']['partition']['kind']} partition, seed {settings['seed']}.",
+        "entropy: every client labels the rows of its own pool that the global model is least sure of; random: as many "
+        "at random. The first training is shared, and so is that of an emptied pool.",
+        *(f"{method}, {acquisition}: failed: {why}" for (method, acquisition), why in study.failed.items()),
+    ]

@@ -97,7 +97,7 @@ def _reliability(comparison: Comparison, labels: Sequence[str]) -> Figure:
         axes.set_visible(False)
     figure.supxlabel("confidence", fontsize=10)
     figure.supylabel("accuracy", fontsize=10)
-    figure.suptitle("Reliability, all seeds together; dots at the bins' mean confidence")
+    figure.suptitle("Reliability")
     return figure
 
 

@@ -6,11 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedppd_ray.checkpoint.files import write_atomically, write_json
 from fedppd_ray.evaluation.compared import COLUMNS, Comparison, Mean, Outcome
 from fedppd_ray.evaluation.report import html_page, html_table, markdown_table, pictures
 
 _NONE = "–"
+_PAPER_PLACES = {"brier": 2}  # where the paper has another number of decimals than our columns
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> None:
@@ -29,14 +32,15 @@ def results(comparison: Comparison) -> dict[str, Any]:
     return {
         "format": 1,
         "name": comparison.name,
-        "clients": comparison.clients,
-        "data": dict(comparison.data),
+        "settings": dict(comparison.settings),
+        "rows_a_client": comparison.rows,
         "paper_rounds": comparison.paper_rounds,
         "methods": {
             label: {
                 "runs": [_run(outcome) for outcome in comparison.of(label)],
                 "means": {key: asdict(mean) for key, mean in comparison.means(label).items()},
                 "paper": dict(comparison.paper.get(label, {})),
+                "not_as_paper": list(comparison.not_as_paper.get(label, ())),
                 "differs_from_first": list(comparison.differences.get(label, ())),
             }
             for label in comparison.labels
@@ -51,7 +55,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "reason": outcome.reason,
         "rounds": outcome.rounds,
         "rounds_done": len(outcome.history),
-        "seconds": outcome.value("seconds"),
+        "seconds_a_round": outcome.value("seconds"),
         "megabytes": outcome.value("megabytes"),
         **dict(outcome.figures),
     }
@@ -89,32 +93,45 @@ def _cell(means: dict[str, Mean], paper: Any, key: str, places: int) -> str:
         ours = f"{mean.mean:.{places}f}"
         if mean.deviation is not None:
             ours += f" ± {mean.deviation:.{places}f}"
-    return f"{ours} ({paper[key]:.{places}f})" if key in paper else ours
+    return f"{ours} ({paper[key]:.{_PAPER_PLACES.get(key, places)}f})" if key in paper else ours
 
 
 def notes(comparison: Comparison) -> list[str]:
+    """What one must know to read the table."""
     seeds = sorted({outcome.seed for outcome in comparison.outcomes})
-    part = comparison.data["partition"]
-    rows = "all rows handed out" if part["rows_per_client"] is None else f"{part['rows_per_client']} rows a client"
     over = (
         f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     )
+    ood = comparison.settings["evaluation"]["ood"]
     lines = [
-        f"{comparison.data['name']}, {part['kind']} partition, {comparison.clients} clients, {rows}, "
-        f"{_rounds(comparison)}; {over}. Every method has the same clients' rows for the same seed.",
-        "Seconds and megabytes are sums over all rounds, weights sent both ways. A method predicts as it is meant to, "
-        "from its last checkpoint.",
+        f"{_who_holds_what(comparison)}, {_rounds(comparison)}; {over}. Every method has the same clients' rows for "
+        f"the same seed.",
+        f"A method predicts as it is meant to, from its last checkpoint. OOD AUROC: {ood or 'no set was asked for'}.",
+        "Seconds: the median round by the clock, evaluation included, on whatever the machine had to do besides. "
+        "MB: weights sent both ways, in all rounds.",
+        *_about_paper(comparison),
     ]
-    if any(comparison.paper.get(label) for label in comparison.labels):
-        lines.append(_about_paper(comparison))
     for outcome in comparison.outcomes:
+        done = len(outcome.history)
         if outcome.status == "failed":
-            done = len(outcome.history)
             lines.append(f"{outcome.label}, seed {outcome.seed}: failed after {done} rounds: {outcome.reason}")
         elif outcome.status == "waiting":
-            done = len(outcome.history)
             lines.append(f"{outcome.label}, seed {outcome.seed}: not finished, {done} of {outcome.rounds} rounds done")
+    if comparison.also_there:
+        lines.append(f"Finished in this folder too, not asked for: {', '.join(comparison.also_there)}.")
     return lines
+
+
+def _who_holds_what(comparison: Comparison) -> str:
+    data = comparison.settings["data"]
+    part = data["partition"]
+    kind = part["kind"]
+    if kind == "major_classes":
+        kind += f" ({part['major']} and {part['extra_per_class']} rows of every class)"
+    elif kind == "dirichlet":
+        kind += f" ({part['alpha']})"
+    rows = "" if comparison.rows is None else f" with {comparison.rows:.0f} rows on average"
+    return f"{data['name']}, {kind} partition, {comparison.settings['federation']['clients']} clients{rows}"
 
 
 def _rounds(comparison: Comparison) -> str:
@@ -122,20 +139,33 @@ def _rounds(comparison: Comparison) -> str:
     return f"{' or '.join(map(str, wanted))} {'round' if wanted == [1] else 'rounds'}"
 
 
-def _about_paper(comparison: Comparison) -> str:
+def _about_paper(comparison: Comparison) -> list[str]:
+    quoted = [label for label in comparison.labels if comparison.paper.get(label)]
+    if not quoted:
+        return []
     text = f"In brackets: the paper's figure, from {comparison.paper_rounds} rounds."
-    shorter = any(outcome.rounds < (comparison.paper_rounds or 0) for outcome in comparison.outcomes)
-    return f"{text} Its runs are longer than ours ({_rounds(comparison)})." if shorter else text
+    if any(outcome.rounds < (comparison.paper_rounds or 0) for outcome in comparison.outcomes):
+        text += f" Its runs are longer than ours ({_rounds(comparison)})."
+    lines = [text]
+    alike: dict[str, list[str]] = {}
+    for label in quoted:
+        alike.setdefault("; ".join(comparison.not_as_paper.get(label, ())), []).append(label)
+    for how, labels in alike.items():
+        if how:
+            lines.append(f"Not as the authors ran it (theirs -> ours), {', '.join(labels)}: {how}")
+    return lines
 
 
 def _page(comparison: Comparison, plots: Sequence[Path]) -> str:
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes(comparison))
-    settings = "".join(
+    differing = "".join(
         f"<li>{html.escape(label)}: {html.escape('; '.join(lines)) or 'the first'}</li>"
         for label, lines in comparison.differences.items()
     )
+    settings = html.escape(yaml.safe_dump(dict(comparison.settings), sort_keys=False))
     return html_page(
         comparison.name,
         f"{html_table(cells(comparison))}<ul>{listed}</ul>{pictures(plots)}"
-        f"<h2>How the settings differ from the first method's</h2><ul>{settings}</ul>",
+        f"<h2>How the settings differ from the first method's</h2><ul>{differing}</ul>"
+        f"<h2>The configuration</h2><pre>{settings}</pre>",
     )

@@ -23,7 +23,7 @@ COLUMNS = (
     ("brier", "Brier", 3),
     ("ood_auroc", "OOD AUROC", 3),
     ("misclassification_auroc", "misclassification AUROC", 3),
-    ("seconds", "seconds", 1),
+    ("seconds", "seconds a round", 1),
     ("megabytes", "MB sent", 1),
 )
 # Shares of the rows that are answered, in the risk–coverage curve.
@@ -44,8 +44,11 @@ class Outcome:
     history: Sequence[Mapping[str, Any]] = ()  # the lines of metrics.jsonl, also of a run that has not finished
 
     def value(self, key: str) -> float | None:
-        if key in ("seconds", "megabytes"):
+        if key == "megabytes":
             return math.fsum(line[key] for line in self.history)
+        if key == "seconds":
+            # The median: a run that was paused, or shared its machine for a while, tells the same as one that was not.
+            return statistics.median(line[key] for line in self.history) if self.history else None
         found = self.figures.get(key)
         return None if found is None else float(found)
 
@@ -64,12 +67,14 @@ class Comparison:
     """Methods in the order of the table. `differences` says how a method's settings differ from the first's."""
 
     name: str
-    data: Mapping[str, Any]
-    clients: int
+    settings: Mapping[str, Any]  # the configuration that all of them start from
     outcomes: Sequence[Outcome]
     differences: Mapping[str, Sequence[str]]
+    rows: float | None = None  # what a client held, on average
     paper: Mapping[str, Figures] = field(default_factory=dict)
     paper_rounds: int | None = None
+    not_as_paper: Mapping[str, Sequence[str]] = field(default_factory=dict)  # `key: the authors' -> ours`
+    also_there: Sequence[str] = ()  # finished runs of the same folder that were not asked for
 
     @property
     def labels(self) -> list[str]:

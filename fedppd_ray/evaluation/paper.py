@@ -1,9 +1,10 @@
 """The figures that the paper reports (ACML 2023, PMLR 222), and when a run may stand beside them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedppd_ray.config import Config
+from fedppd_ray.config_identity import difference, flatten
 
 # Relative difference in rows a client up to which a run counts as the paper's ("about 2,100 rows" is its word).
 _ROWS_TOLERANCE = 0.2
@@ -21,6 +22,8 @@ class Regime:
     rounds: int
     ood: str | None
     figures: Mapping[str, Figures]  # method → metric → value
+    settings: Mapping[str, object]  # key of the configuration → what the authors had
+    own_settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # of single methods
 
 
 _CLIENTS = 10
@@ -47,6 +50,60 @@ _CIFAR10_CALIBRATION: dict[str, Figures] = {
     }.items()
 }
 
+# What the authors had everywhere. Only FedPPD's clients read `_SAMPLING`, only a distilling server `_SERVER`.
+_LOCAL: dict[str, object] = {
+    "client.epochs": 10,
+    "client.batch_size": 40,
+    "client.rate_decay": 1.0,
+    "client.augment": "none",
+    "teacher.network": "auto",
+    "teacher.pretrained": False,
+}
+_SAMPLING: dict[str, object] = {
+    "teacher.sampler": "sgld",
+    "teacher.temperature": "4/N",
+    "teacher.prior_precision": "1e-4*N",
+    "teacher.send": "last",
+    "student.network": "auto",
+    "student.pretrained": False,
+    "student.weight_decay": 1e-4,
+    "student.input_noise": 0.001,
+    "student.distill_every": "epoch",
+}
+_SERVER: dict[str, object] = {"server.distill.sharpen": 0.5, "server.distill.divide_by_classes": True}
+
+
+def _settings(
+    teacher: tuple[float, int, float],
+    student: float,
+    server: tuple[int, int, float, float, int],
+    **others: object,
+) -> dict[str, object]:
+    """The columns of the authors' presets: rate, step and γ; rate; epochs, batch, rates and samples of the server.
+
+    `others` are keys with `__` for the dot.
+    """
+    return {
+        **_LOCAL,
+        **dict(zip(("teacher.rate", "teacher.rate_step", "teacher.rate_gamma"), teacher, strict=True)),
+        **_SAMPLING,
+        "student.rate": student,
+        **_SERVER,
+        **{
+            f"server.distill.{key}": value
+            for key, value in zip(
+                ("epochs", "batch_size", "teacher_rate", "student_rate", "samples"), server, strict=True
+            )
+        },
+        **{key.replace("__", "."): value for key, value in others.items()},
+    }
+
+
+_CIFAR10 = _settings(
+    (0.055, 3, 0.85), 0.02, (20, 128, 0.0015, 0.0025, 10), client__augment="crop_flip", data__server_pool=10_000
+)
+_CIFAR100 = {**_CIFAR10, "teacher.pretrained": True, "student.pretrained": True}  # ImageNet's weights
+
 REGIMES: dict[str, tuple[Regime, ...]] = {
     "mnist": (
         Regime(
@@ -54,6 +111,10 @@ REGIMES: dict[str, tuple[Regime, ...]] = {
             _accuracies(
                 fedavg=97.74, fedswag=97.75, fedbe=97.82, fedpa=96.86, fedppd=97.85, fedppd_distill=98.08
             ),
+            {
+                **_settings((0.045, 2, 0.85), 0.055, (20, 64, 0.001, 0.001, 10), data__server_pool=10_000),
+                "data.partition.extra_per_class": 10,
+            },
         ),
     ),
     "femnist": (
@@ -69,6 +130,9 @@ REGIMES: dict[str, tuple[Regime, ...]] = {
                     "fedppd_distill": {"ood_auroc": 0.949},
                 },
             ),
+            # Their pool, four of LEAF's files, is a number of writers and not of rows: it is not compared.
+            _settings((0.05, 3, 0.8), 0.085, (50, 128, 0.001, 0.001, 120), client__rate_decay=0.99),
+            {"fedppd_distill": {"teacher.rate": 0.06, "teacher.rate_gamma": 0.85}},
         ),
     ),
     "cifar10": (
@@ -80,10 +144,12 @@ REGIMES: dict[str, tuple[Regime, ...]] = {
                 ),
                 _CIFAR10_CALIBRATION,
             ),
+            {**_CIFAR10, "data.partition.extra_per_class": 10},
         ),
         Regime(
             ("iid",), None, 4000, 200, "svhn",
             _accuracies(fedavg=73.80, fedbe=73.99, fedppd=74.91, fedppd_distill=75.26),
+            _CIFAR10,
         ),
     ),
     "cifar100": (
@@ -99,10 +165,12 @@ REGIMES: dict[str, tuple[Regime, ...]] = {
                     "fedppd_distill": {"ece": 13.57, "ood_auroc": 0.784},
                 },
             ),
+            {**_CIFAR100, "data.partition.extra_per_class": 2},
         ),
         Regime(
             ("iid",), None, 4000, 200, "svhn",
             _accuracies(fedavg=53.38, fedbe=53.16, fedppd=63.67, fedppd_distill=63.43),
+            _CIFAR100,
         ),
     ),
 }  # fmt: skip
@@ -112,10 +180,13 @@ def regime_of(config: Config, rows: float | None) -> Regime | None:
     """The paper's experiment that this one repeats, if it does; `rows` is what a client really held, on average.
 
     It does where data set, partition (kind and major classes), number of clients and full participation are the
-    paper's, and rows a client within 20 % of its. The number of rounds is free: a table has to say it.
+    paper's, rows a client within 20 % of its, and no client brings rows of its own. Rounds and settings are free: a
+    table has to say how they differ.
     """
     part = config.data.partition
     if rows is None or config.federation.clients != _CLIENTS or config.federation.participation < 1:
+        return None
+    if any(section.data for section in config.clients.values()):
         return None
     for regime in REGIMES.get(config.data.name, ()):
         same_kind = part.kind in regime.kinds and (
@@ -137,3 +208,17 @@ def paper_figures(regime: Regime | None, method: str, ood: str | None) -> Figure
         for metric, value in found.items()
         if metric != "ood_auroc" or (regime is not None and ood == regime.ood)
     }
+
+
+def other_settings(regime: Regime | None, method: str, config: Config) -> list[str]:
+    """Where this method does not run as the authors ran it: lines `key: theirs -> ours`, without the rounds."""
+    if regime is None or method not in regime.figures:
+        return []
+    theirs = {
+        key: value
+        for key, value in {**regime.settings, **regime.own_settings.get(method, {})}.items()
+        if (config.method == "fedppd" or not (key in _SAMPLING or key == "student.rate"))
+        and (config.distils_on_server or not key.startswith(("server.distill.", "data.server_pool")))
+    }
+    ours = flatten(config)
+    return difference(theirs, {key: ours[key] for key in theirs})

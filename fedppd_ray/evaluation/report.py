@@ -19,9 +19,12 @@ _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:62rem;padding:0 1rem;color:#1a202c}
 h1,h2{line-height:1.2} table{border-collapse:collapse;margin:1rem 0} td,th{padding:.25rem .8rem;text-align:right;
 border-bottom:1px solid #e2e8f0} th:first-child,td:first-child{text-align:left} img{max-width:100%;height:auto}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(20rem,1fr));gap:1rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(20rem,1fr));gap:1rem} .wide{grid-column:1/-1}
 pre{background:#f7fafc;padding:1rem;overflow:auto} .scroll{overflow-x:auto}
 """
+
+
+_WIDE = 800  # pixels
 
 
 def save_clients(run: Path, clients: Sequence[ClientInfo]) -> None:
@@ -136,11 +139,13 @@ def html_table(cells: Sequence[Sequence[str]]) -> str:
 
 
 def pictures(paths: Sequence[Path]) -> str:
-    """PNG files as part of the page itself, side by side."""
+    """PNG files as part of the page itself, side by side; one of several panels has a line of its own."""
     images = ""
     for path in paths:
-        data = base64.b64encode(path.read_bytes()).decode()
-        images += f'<img alt="{path.stem.replace("_", " ")}" src="data:image/png;base64,{data}">'
+        content = path.read_bytes()
+        width = int.from_bytes(content[16:20], "big")  # of a PNG, always there
+        images += f'<img{" class=wide" if width > _WIDE else ""} alt="{path.stem.replace("_", " ")}" '
+        images += f'src="data:image/png;base64,{base64.b64encode(content).decode()}">'
     return f"<div class=plots>{images}</div>"
 
 

@@ -221,6 +221,24 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_silently_started_again(s
     assert rounds_in_metrics(store) == [1, 2, 3]
 
 
+def test_a_run_whose_checkpoints_are_gone_keeps_its_metrics(store: RunStore, config: Config) -> None:
+    """Rounds are hours of work; their lines must not be wiped by a second start."""
+    save(store, config, 1, 2)
+    shutil.rmtree(store.folder / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"its checkpoints are gone; remove .* another --out"):
+        store.resume(config)
+    assert rounds_in_metrics(store) == [1, 2]
+
+
+def test_a_run_that_failed_before_its_first_round_may_be_mended(store: RunStore, config: Config) -> None:
+    other = config.model_copy(update={"seed": config.seed + 1})
+    assert store.resume(other) is None
+    assert store.config().seed == other.seed
+    save(store, other, 1)
+    with pytest.raises(CheckpointError, match="another config"):
+        store.resume(config)
+
+
 def test_an_unfinished_checkpoint_is_swept_away(store: RunStore, config: Config) -> None:
     save(store, config, 1)
     half = store.folder / "checkpoints" / ".new-abc"

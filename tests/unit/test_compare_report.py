@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedppd_ray.comparison import METHODS
 from fedppd_ray.config import Config
 from fedppd_ray.config_file import load_config
 from fedppd_ray.evaluation.compare_report import cells, notes, write_comparison
 from fedppd_ray.evaluation.compared import COVERAGES, Comparison, Outcome, curves_of, pooled_bins
-from fedppd_ray.evaluation.paper import paper_figures, regime_of
+from fedppd_ray.evaluation.paper import other_settings, paper_figures, regime_of
 from fedppd_ray.evaluation.run import Evaluation
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 # ---- figures, by hand
 
@@ -51,9 +54,13 @@ def outcome(label: str, seed: int, accuracy: float | None, **changes: Any) -> Ou
 
 
 def made(*outcomes: Outcome, **changes: Any) -> Comparison:
-    part = {"kind": "iid", "rows_per_client": 4000}
+    settings = {
+        "data": {"name": "cifar10", "partition": {"kind": "iid", "rows_per_client": 4000}},
+        "federation": {"clients": 10},
+        "evaluation": {"ood": "svhn"},
+    }
     labels = {outcome.label: [] for outcome in outcomes}
-    return Comparison("two", {"name": "cifar10", "partition": part}, 10, outcomes, labels, **changes)
+    return Comparison("two", settings, outcomes, labels, **changes)
 
 
 def test_a_cell_is_mean_and_deviation_over_the_finished_seeds() -> None:
@@ -69,7 +76,7 @@ def test_a_cell_is_mean_and_deviation_over_the_finished_seeds() -> None:
     row = dict(zip(*cells(done), strict=True))
     assert row["method"] == "m (2 of 3 seeds, others failed)"
     assert row["accuracy %"] == "61.00 ± 1.41"
-    assert row["seconds"] == "4.0 ± 0.0"
+    assert row["seconds a round"] == "2.0 ± 0.0"
     assert row["OOD AUROC"] == "–"
 
 
@@ -82,6 +89,37 @@ def test_the_papers_figure_stands_beside_ours_and_its_rounds_below() -> None:
     assert dict(zip(*cells(done), strict=True))["accuracy %"] == "70.00 (73.80)"
     assert any("from 200 rounds. Its runs are longer than ours (2 rounds)" in note for note in notes(done))
     assert not any("paper" in note for note in notes(made(outcome("m", 0, 70.0))))
+
+
+def test_the_papers_figure_has_the_papers_decimals() -> None:
+    figures = {"accuracy": 70.0, "ece": 4.0, "brier": 0.4567}
+    done = made(outcome("fedavg", 0, 70.0, figures=figures), paper={"fedavg": {"brier": 0.6}}, paper_rounds=200)
+    assert dict(zip(*cells(done), strict=True))["Brier"] == "0.457 (0.60)"
+
+
+def test_seconds_are_the_median_round_so_that_a_pause_does_not_count() -> None:
+    lines = [{"seconds": value, "megabytes": 1.0} for value in (3.0, 300.0, 2.0)]
+    assert Outcome("m", 0, 3, "waiting", history=lines).value("seconds") == 3.0
+    assert Outcome("m", 0, 3, "waiting").value("seconds") is None
+
+
+def test_notes_say_who_held_what_and_against_what_it_was_judged() -> None:
+    text = " ".join(notes(made(outcome("m", 0, 70.0), rows=3987.6)))
+    assert "iid partition, 10 clients with 3988 rows on average, 2 rounds; seed 0" in text
+    assert "OOD AUROC: svhn" in text
+
+
+def test_notes_name_finished_runs_that_were_not_asked_for() -> None:
+    text = " ".join(notes(made(outcome("m", 0, 70.0), also_there=["fedbe, seed 1"])))
+    assert "not asked for: fedbe, seed 1" in text
+
+
+def test_methods_that_differ_from_the_authors_alike_share_a_line() -> None:
+    how = {"a": ["client.epochs: 10 -> 1"], "b": ["client.epochs: 10 -> 1"], "c": [], "d": ["seed: 1 -> 2"]}
+    runs = [outcome(label, 0, 70.0) for label in how]
+    quoted = {label: {"accuracy": 1.0} for label in "abc"}
+    found = [note for note in notes(made(*runs, paper=quoted, paper_rounds=2, not_as_paper=how)) if "authors" in note]
+    assert found == ["Not as the authors ran it (theirs -> ours), a, b: client.epochs: 10 -> 1"]
 
 
 def test_the_page_needs_nothing_but_itself_and_escapes_what_comes_from_outside(tmp_path: Path) -> None:
@@ -137,6 +175,45 @@ def test_the_paper_is_not_quoted_for_other_clients_or_classes(tiny: Callable[...
     assert regime_of(tiny(federation={"clients": 10}), 2100) is None
 
 
+def test_the_paper_is_not_quoted_where_a_client_brings_rows_of_its_own(tiny: Callable[..., Config]) -> None:
+    assert regime_of(cifar(tiny, clients={"client-00": {"cpus": 1}}), 2100) is not None
+    assert regime_of(cifar(tiny, clients={"client-00": {"data": "/data"}}), 2100) is None
+
+
+@pytest.mark.parametrize("label", ["fedavg", "fedbe", "fedswag", "fedpa", "fedppd", "fedppd_distill"])
+@pytest.mark.parametrize("preset", ["mnist", "cifar10", "cifar10_iid", "cifar100", "cifar100_iid", "femnist"])
+def test_a_preset_differs_from_the_authors_only_where_it_says_so(preset: str, label: str) -> None:
+    config = load_config(CONFIGS / f"{preset}.yaml", list(METHODS[label]))
+    regime = regime_of(config, config.data.partition.rows_per_client)
+    expected = []
+    if preset.startswith("cifar100") and label in (regime.figures if regime else {}):
+        roles = ("teacher", "student") if label.startswith("fedppd") else ("teacher",)
+        expected = [f"{role}.pretrained: True -> False" for role in roles]
+    if (preset, label) == ("femnist", "fedppd_distill"):
+        expected = ["teacher.rate: 0.06 -> 0.05", "teacher.rate_gamma: 0.85 -> 0.8"]
+    assert other_settings(regime, label, config) == expected
+
+
+@pytest.mark.parametrize(
+    ("label", "setting", "noted"),
+    [
+        ("fedavg", "client.epochs=1", True),
+        ("fedavg", "data.partition.extra_per_class=200", True),
+        ("fedavg", "teacher.network=cifar10_student", True),
+        ("fedavg", "student.rate=0.05", False),  # it has no student
+        ("fedppd", "student.rate=0.05", True),
+        ("fedppd", "server.distill.epochs=1", False),  # its server does not distil
+        ("fedbe", "server.distill.epochs=1", True),
+        ("fedbe", "data.server_pool=100", True),
+        ("fedppd", "federation.rounds=20", False),  # said in the table's own words
+    ],
+)
+def test_another_setting_than_the_authors_is_named_where_it_matters(label: str, setting: str, noted: bool) -> None:
+    config = load_config(CONFIGS / "cifar10.yaml", [*METHODS[label], setting])
+    found = other_settings(regime_of(config, 2100), label, config)
+    assert [line.split(":")[0] for line in found] == ([setting.split("=")[0]] if noted else [])
+
+
 def test_the_papers_ood_figure_needs_the_papers_ood_set(tiny: Callable[..., Config]) -> None:
     regime = regime_of(cifar(tiny), 2100)
     assert paper_figures(regime, "fedppd_distill", "svhn")["ood_auroc"] == 0.765
@@ -161,7 +238,7 @@ def test_methods_that_the_paper_does_not_have_are_not_quoted(tiny: Callable[...,
     ],
 )
 def test_the_papers_presets_are_its_experiments(preset: str, rows: int) -> None:
-    config = load_config(Path(__file__).parents[2] / "configs" / f"{preset}.yaml")
+    config = load_config(CONFIGS / f"{preset}.yaml")
     regime = regime_of(config, rows)
     assert regime is not None
     assert regime.rounds == config.federation.rounds
@@ -169,5 +246,5 @@ def test_the_papers_presets_are_its_experiments(preset: str, rows: int) -> None:
 
 
 def test_a_preset_of_fewer_rows_is_not() -> None:
-    small = load_config(Path(__file__).parents[2] / "configs" / "cifar10_small.yaml")
+    small = load_config(CONFIGS / "cifar10_small.yaml")
     assert regime_of(small, small.data.partition.rows_per_client) is None

@@ -237,3 +237,16 @@ def test_where_clients_have_folders_the_common_rows_are_the_servers() -> None:
     result = split(0, kind="folders", server_pool=50, calibration=20)
     assert result.clients == ()
     assert (len(result.server_pool), len(result.calibration), len(result.unused)) == (50, 20, 530)
+
+
+def test_prolific_writers_are_no_likelier_than_others_and_another_seed_has_others() -> None:
+    """Longest first over all writers would give every seed the same few, the most prolific."""
+    seeds, everyone = 40, np.unique(WRITERS)
+    chosen = [
+        np.unique(WRITERS[np.concatenate(split(3, seed, kind="writers", rows_per_client=50).clients)])
+        for seed in range(seeds)
+    ]
+    often = np.array([sum(writer in held for held in chosen) for writer in everyone])
+    # A writer is chosen with about the same chance p for every seed: binomial, five deviations.
+    chance = np.mean([len(held) for held in chosen]) / len(everyone)
+    assert np.abs(often - seeds * chance).max() < 5 * np.sqrt(seeds * chance * (1 - chance))
