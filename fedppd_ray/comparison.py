@@ -29,6 +29,7 @@ from fedppd_ray.evaluation.compared import Comparison, Outcome, Status, curves_o
 from fedppd_ray.evaluation.paper import other_settings, paper_figures, regime_of
 from fedppd_ray.evaluation.run import evaluate_predictor
 from fedppd_ray.methods import build_method
+from fedppd_ray.methods.fedswag import MEAN
 
 log = logging.getLogger("fedppd")
 
@@ -221,6 +222,11 @@ def keep_figures(run: Run) -> None:
     """Keep the figures of the method's own predictor, from the newest checkpoint, beside the run."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     state = RunStore(run.folder).latest()
+    if run.config.method == "fedswag" and MEAN not in state.models:
+        raise CheckpointError(
+            f"{run.folder} was trained for more rounds than {state.round}: the snapshots of SWAG's last round were not "
+            f"taken; ask for more rounds, or choose another --out"
+        )
     method = build_method(run.config, device)
     with _one_thread():
         evaluation = evaluate_predictor(run.config, method.predictor(state.models), device)

@@ -20,7 +20,7 @@ from fedppd_ray.core.types import ClientInfo, Failure, GlobalState, Receipt, Rou
 from fedppd_ray.errors import FedPPDError, ServerLostError
 from fedppd_ray.evaluation.abstention import abstention_card
 from fedppd_ray.evaluation.metrics import Floats, Scores, score
-from fedppd_ray.evaluation.predictive import HeldOut
+from fedppd_ray.evaluation.predictive import HeldOut, network_predictor
 from fedppd_ray.evaluation.report import save_clients
 from fedppd_ray.methods import build_method
 from fedppd_ray.methods.base import Method
@@ -142,14 +142,20 @@ class Training:
         return "student.rate" if self.config.method == "fedppd" else "baseline.rate"
 
     def _export(self, state: GlobalState, scores: Scores) -> None:
+        """The network to serve, with the figures and the threshold of that very network."""
+        student = self._method.student(state.models)
+        own = None if self._method.one_network else network_predictor(student)
+        if own:
+            scores = score(self._held_out.log_probabilities(own, "test"), self._held_out.labels("test"))
         abstention = None
         if self.config.data.calibration:
             abstention = abstention_card(
-                self._predict("calibration", state.round),
+                self._held_out.log_probabilities(own, "calibration")
+                if own
+                else self._predict("calibration", state.round),
                 self._held_out.labels("calibration"),
                 self.config.evaluation.coverage,
             )
-        student = self._method.student(state.models)
         export_student(self.store.folder, self.config, state.round, student, scores.as_dict(), abstention)
 
 

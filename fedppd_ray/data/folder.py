@@ -43,7 +43,8 @@ def describe_folder(root: Path) -> DatasetInfo:
     info = DatasetInfo(FOLDER, classes, shape, (0.0,) * shape[0], (1.0,) * shape[0], "none")
     mean, std = facts.get("mean"), facts.get("std")
     if mean is None or std is None:
-        mean, std = measure(read_folder(place, info).images for place in places)
+        measured = measure(read_folder(place, info).images for place in places)
+        mean, std = mean or measured[0], std or measured[1]
     return DatasetInfo(
         FOLDER,
         classes,

@@ -30,6 +30,8 @@ class Aggregation(Protocol):
 class Method(Protocol):
     """Owns its networks for as long as the process lives; nothing is rebuilt in a round."""
 
+    one_network: bool  # whether it predicts by a forward pass of the network that is exported
+
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None: ...
 
     def initial_models(self) -> Models:

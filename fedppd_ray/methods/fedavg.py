@@ -27,6 +27,8 @@ ROLE = "model"
 class FedAvg:
     """Also what FedBE, FedAvg+SWAG and FedPA are made of: they differ in what is added to it."""
 
+    one_network = True
+
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
         self.config = config
         self.device = torch.device(device)

@@ -48,6 +48,8 @@ class _Chain:
 
 
 class FedPPD:
+    one_network = True
+
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
         self.config = config
         self.device = torch.device(device)

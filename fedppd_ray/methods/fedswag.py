@@ -46,6 +46,8 @@ class SwagMoments:
 
 
 class FedSWAG(FedAvg):
+    one_network = False
+
     @property
     def _rank(self) -> int:
         return min(self.config.fedswag.rank, self.config.client.epochs)

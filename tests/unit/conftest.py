@@ -13,7 +13,7 @@ from fedppd_ray.config import Config, client_ids
 from fedppd_ray.config_file import parse_config
 from fedppd_ray.core.executor import SerialExecutor
 from fedppd_ray.core.failure_policy import Action
-from fedppd_ray.core.types import ClientInfo, Failure, Receipt
+from fedppd_ray.core.types import ClientInfo, Failure, GlobalState, Receipt
 from fedppd_ray.data.batches import Shard
 from fedppd_ray.data.catalog import DatasetInfo
 from fedppd_ray.training import Training
@@ -81,12 +81,12 @@ def watcher() -> Watcher:
 def train_run() -> Callable[..., Watcher]:
     """Run (or resume) a training without Ray in a folder."""
 
-    def run(config: Config, folder: Path, resume: bool = False) -> Watcher:
+    def run(config: Config, folder: Path, resume: bool = False, ranked_by: Sequence[GlobalState] = ()) -> Watcher:
         observer, store = Watcher(), RunStore(folder)
         if not resume:
             store.create(config)
         start = store.resume(config) if resume else None
-        executor = SerialExecutor(config, client_ids(config.federation.clients))
+        executor = SerialExecutor(config, client_ids(config.federation.clients), ranked_by)
         Training(config, store, executor, observer).run_rounds(start)
         return observer
 

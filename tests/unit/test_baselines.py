@@ -108,18 +108,19 @@ def test_fedavg_is_plain_sgd_with_weight_decay(tiny: Tiny, shard: Shard) -> None
     """Against torch.optim.SGD on the same batches; momentum too."""
     for momentum in (0.0, 0.9):
         baseline = {"rate": 0.03, "momentum": momentum, "weight_decay": 0.01}
-        config = tiny(method="fedavg", client={"epochs": 3}, teacher={"rate_step": 2}, baseline=baseline)
+        client = {"epochs": 3, "rate_decay": 0.8}
+        config = tiny(method="fedavg", client=client, teacher={"rate_step": 2}, baseline=baseline)
         method: Any = build_method(config)
-        state = start(method)
+        state = start(method, 2)
         ours = method.local_update("client-00", state, shard, never).models["model"]
 
         reference: Any = build_method(config)
         reference.network.load(state.models["model"])
-        generator = generator_for(config.seed, "local", 1, "client-00")
+        generator = generator_for(config.seed, "local", 3, "client-00")
         seed_dropout(reference.network.module, generator)
         reference.network.module.train()
         parameters = list(reference.network.module.parameters())
-        optimiser = torch.optim.SGD(parameters, lr=0.03, momentum=momentum, weight_decay=0.01)
+        optimiser = torch.optim.SGD(parameters, lr=0.03 * 0.8**2, momentum=momentum, weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.StepLR(optimiser, 2, config.teacher.rate_gamma)
         for _ in range(3):
             for inputs, rows in shard.batches(config.client.batch_size, generator):
@@ -175,6 +176,21 @@ def test_fedbe_moves_the_average_towards_the_ensemble(tiny: Tiny, pool: Shard) -
 
     assert not np.array_equal(distilled, average)
     assert loss(distilled) < loss(average)
+
+
+@pytest.mark.parametrize("network", ["teacher", "student"])
+def test_fedbe_distils_its_network_at_that_networks_rate(tiny: Tiny, pool: Shard, network: str) -> None:
+    rates = {"teacher_rate": 0.02, "student_rate": 0.05}
+
+    def distilled(**changes: float) -> np.ndarray:
+        distill = {"epochs": 2, "batch_size": 10, "samples": 2, **rates, **changes}
+        config = tiny(method="fedbe", baseline={"network": network}, server={"distill": distill})
+        state = start(build_method(config))
+        return aggregated(config, state, [(10, {"model": 2 * state.models["model"]})], pool)["model"]
+
+    other = "student" if network == "teacher" else "teacher"
+    assert np.array_equal(distilled(), distilled(**{f"{other}_rate": 0.5}))
+    assert not np.array_equal(distilled(), distilled(**{f"{network}_rate": 0.5}))
 
 
 def test_fedbe_without_a_pool_is_refused_by_its_config(tiny: Tiny) -> None:

@@ -236,6 +236,31 @@ def test_a_method_is_judged_by_its_own_predictor_not_by_the_exported_network(
     assert outcome.value("nll") != pytest.approx(evaluate_run(planned.runs[0].folder).figures["nll"], abs=1e-9)
 
 
+def test_fedswag_without_its_last_rounds_snapshots_is_not_reported_as_fedswag(
+    file: Path, tmp_path: Path, train: Train
+) -> None:
+    """Stopped at round 1 of 2, it is FedAvg so far; to ask for one round then must not pass that off as SWAG."""
+    longer, shorter = (plan(file, "fedswag", str(tmp_path / "out"), rounds=rounds) for rounds in (2, 1))
+
+    def interrupted(config: Config, folder: Path) -> None:
+        save = RunStore.save
+
+        def save_and_stop(*args: Any) -> None:
+            save(*args)
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunStore, "save", save_and_stop)
+            train(config, folder)
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(longer, interrupted)
+    outcome = compare(shorter, train).outcomes[0]
+    assert outcome.status == "failed"
+    assert "ask for more rounds" in str(outcome.reason)
+    assert compare(longer, train).outcomes[0].status == "finished"
+
+
 def test_what_is_finished_is_not_done_again(done: Plan) -> None:
     before = (done.out / "results.json").read_bytes()
     assert all(outcome.status == "finished" for outcome in compare(done, never).outcomes)

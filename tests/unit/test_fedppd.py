@@ -165,6 +165,18 @@ def test_the_prior_shrinks_the_weights_by_the_clients_rows(tiny: Tiny, shard: Sh
     assert same(update(scaled, shard).models, update(config, shard).models)
 
 
+def test_the_rates_of_teacher_and_student_decay_from_round_to_round(tiny: Tiny, shard: Shard) -> None:
+    # At tiny rates only prior and weight decay move: three steps of 1 − 0.1 · 0.5² = 0.975 in the third round.
+    rate = 1e-8
+    settings = {"rate": rate, "temperature": 0, "send": "last", "prior_precision": 0.2 * ROWS / rate}
+    student = {"rate": rate, "weight_decay": 0.1 / rate}
+    method = build_method(tiny(client={"batch_size": 10, "rate_decay": 0.5}, teacher=settings, student=student))
+    state = GlobalState(2, method.initial_models())
+    result = method.local_update("client-00", state, shard, lambda: False).models
+    for role in ("teacher", "student"):
+        np.testing.assert_allclose(result[role], 0.975**3 * state.models[role], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("every", ["epoch", "iteration"])
 def test_a_cancelled_update_stops_at_once(tiny: Tiny, shard: Shard, every: str) -> None:
     method = build_method(tiny(client={"epochs": 50}, student={"distill_every": every}))
@@ -210,7 +222,8 @@ def test_average_weighs_teachers_and_students_by_rows(tiny: Tiny) -> None:
 
 
 def test_distill_is_gaussian_ensemble_of_samples_average_and_clients_then_swa(tiny: Tiny, shard: Shard) -> None:
-    config = tiny(server={"aggregate": "distill"})
+    distill = {"teacher_rate": 0.02, "student_rate": 0.05, "sharpen": 0.5}
+    config = tiny(server={"aggregate": "distill", "distill": distill})
     settings = config.server.distill
     method: Any = build_method(config)
     state = start_of(method)

@@ -83,7 +83,14 @@ def test_writers_survive_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b'{"users": ["a"]}', b'{"users": ["a"], "user_data": {"a": {"x": [[1, 2]], "y": [10]}}}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"users": ["a"]}',
+        b'{"users": ["a"], "user_data": {"a": {"x": [[1, 2]], "y": [10]}}}',
+        json.dumps({"users": ["a"], "user_data": {"a": {"x": [[255] * 784], "y": [10]}}}).encode(),
+    ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     write_leaf(tmp_path / "femnist")

@@ -99,6 +99,17 @@ def test_images_of_one_colour_are_not_divided_by_zero() -> None:
     assert measure([np.full((3, 1, 4, 4), 51, np.uint8)]) == ((0.2,), (1.0,))
 
 
+@pytest.mark.parametrize("said", ["mean", "std"])
+def test_only_what_dataset_json_leaves_out_is_measured(tmp_path: Path, said: str) -> None:
+    arrays(tmp_path, 28, 28)
+    measured = describe_folder(tmp_path)
+    (tmp_path / "dataset.json").write_text(json.dumps({"classes": CLASSES, said: [0.25]}))
+    found = describe_folder(tmp_path)
+    left_out = "std" if said == "mean" else "mean"
+    assert getattr(found, said) == (0.25,)
+    assert getattr(found, left_out) == getattr(measured, left_out)
+
+
 def test_what_dataset_json_says_is_not_measured(tmp_path: Path) -> None:
     facts = {
         "classes": CLASSES,

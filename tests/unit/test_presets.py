@@ -38,10 +38,14 @@ def test_rates_and_server_settings_are_the_authors(
         assert (config.client.epochs, config.client.batch_size) == (10, 40)
         assert (config.teacher.rate, config.teacher.rate_step, config.teacher.rate_gamma) == teacher
         assert (config.teacher.temperature, config.teacher.send) == ("4/N", "last")
-        assert config.student.rate == student
+        assert config.teacher.prior_precision == "1e-4*N"
+        assert (config.student.rate, config.student.weight_decay) == (student, 1e-4)
+        assert (config.student.input_noise, config.student.distill_every) == (0.001, "epoch")
         found = (distill.epochs, distill.batch_size, distill.teacher_rate, distill.student_rate, distill.samples)
         assert found == server
         assert (distill.sharpen, distill.divide_by_classes) == (0.5, True)
+        assert (distill.momentum, distill.weight_decay, distill.swa_start, distill.swa_every) == (0.9, 1e-4, 500, 25)
+        assert config.client.augment == ("crop_flip" if name.startswith("cifar") else "none")
 
 
 @pytest.mark.parametrize(
@@ -50,13 +54,14 @@ def test_rates_and_server_settings_are_the_authors(
 def test_clients_hold_as_much_as_the_authors(name: str, rows: int, major: int, extra: int) -> None:
     part = preset(name).data.partition
     assert (part.kind, part.rows_per_client, part.major, part.extra_per_class) == ("major_classes", rows, major, extra)
+    assert preset(name).data.server_pool == 10_000
     iid = preset(f"{name}_iid").data
     assert (iid.partition.kind, iid.partition.rows_per_client, iid.server_pool) == ("iid", 4000, 10_000)
 
 
 def test_only_femnists_rates_decay_from_round_to_round() -> None:
-    decaying = {path.stem for path in FILES if load_config(path).client.rate_decay != 1.0}
-    assert decaying == {"femnist"}
+    decaying = {path.stem: decay for path in FILES if (decay := load_config(path).client.rate_decay) != 1.0}
+    assert {name.removesuffix("_recommended"): decay for name, decay in decaying.items()} == {"femnist": 0.99}
 
 
 @pytest.mark.parametrize(("name", "ood"), [("femnist", "kmnist"), ("cifar10", "svhn"), ("cifar100", "svhn")])

@@ -12,6 +12,7 @@ import yaml
 import fedppd_ray.checkpoint.export as export_module
 import fedppd_ray.checkpoint.store as store_module
 import fedppd_ray.training as training_module
+from fedppd_ray.checkpoint.export import read_student
 from fedppd_ray.checkpoint.store import RunStore
 from fedppd_ray.config import Config, client_ids
 from fedppd_ray.core.executor import Arrival, Lost, SerialExecutor
@@ -19,7 +20,10 @@ from fedppd_ray.core.federated_round import select_clients
 from fedppd_ray.core.server import ServerWorker
 from fedppd_ray.core.types import GlobalState
 from fedppd_ray.errors import FedPPDError, QuorumError, ServerLostError
+from fedppd_ray.evaluation.metrics import entropy
+from fedppd_ray.evaluation.predictive import HeldOut, network_predictor
 from fedppd_ray.evaluation.report import load_clients
+from fedppd_ray.evaluation.run import evaluate_run
 from fedppd_ray.methods.fedppd import FedPPDAggregation
 from fedppd_ray.training import Training
 
@@ -97,6 +101,18 @@ def test_the_student_is_the_last_rounds_with_its_metrics_and_threshold(uninterru
     state = RunStore(uninterrupted).latest()
     flat = np.frombuffer(student(uninterrupted)[-4 * state.models["student"].size :], np.float32)
     assert sorted(flat.tolist()) == sorted(state.models["student"].tolist())
+
+
+def test_figures_and_threshold_of_an_exported_network_are_its_own(tiny: Tiny, train_run: Run, tmp_path: Path) -> None:
+    """FedSWAG predicts by thirty networks and exports one."""
+    config = tiny(method="fedswag", federation={"rounds": 1}, client={"epochs": 3}, fedswag={"samples": 4})
+    train_run(config, tmp_path / "run")
+    exported, seen = card(tmp_path / "run"), evaluate_run(tmp_path / "run").figures
+    assert exported["metrics"]["nll"] == pytest.approx(seen["nll"], abs=1e-9)
+    assert exported["metrics"]["nll"] != pytest.approx(lines(tmp_path / "run")[-1]["nll"], abs=1e-9)
+    held_out, (_, network) = HeldOut(config), read_student(tmp_path / "run")
+    entropies = entropy(held_out.log_probabilities(network_predictor(network), "calibration"))
+    assert (entropies <= exported["abstention"]["threshold"]).mean() == pytest.approx(0.95, abs=1 / 40)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(

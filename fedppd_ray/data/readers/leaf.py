@@ -55,6 +55,8 @@ def _read_file(path: Path) -> _Piece:
             rows = content["user_data"][writer]
             classes = np.array(rows["y"], np.int64)
             pixels = np.array(rows["x"], np.float32).reshape(len(classes), 1, _SIDE, _SIDE)
+            if pixels.size and not (pixels.min() >= 0 and pixels.max() <= 1):
+                raise ValueError("pixels are not between 0 and 1")
             letters = classes >= _FIRST_LETTER
             images.append(np.rint(255 * (1 - pixels[letters])).clip(0, 255).astype(np.uint8))
             labels.append(classes[letters] - _FIRST_LETTER)
