@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedppd_ray.comparison import require_same_data
 from fedppd_ray.config import Config
 from fedppd_ray.config_file import load_config
 
@@ -32,7 +33,7 @@ def test_a_preset_loads_under_the_name_of_its_file(path: Path) -> None:
 def test_rates_and_server_settings_are_the_authors(
     name: str, rounds: int, teacher: tuple[float, int, float], student: float, server: tuple[float, ...]
 ) -> None:
-    for config in (preset(name), *([] if name == "femnist" else [preset(f"{name}_iid")])):
+    for config in (preset(name), preset(f"{name}_iid")):
         distill = config.server.distill
         assert (config.federation.clients, config.federation.rounds) == (10, rounds)
         assert (config.client.epochs, config.client.batch_size) == (10, 40)
@@ -55,15 +56,28 @@ def test_clients_hold_as_much_as_the_authors(name: str, rows: int, major: int, e
     part = preset(name).data.partition
     assert (part.kind, part.rows_per_client, part.major, part.extra_per_class) == ("major_classes", rows, major, extra)
     assert preset(name).data.server_pool == 10_000
+
+
+@pytest.mark.parametrize("name", ["mnist", "femnist", "cifar10", "cifar100"])
+def test_the_iid_variants_are_4000_random_rows_a_client(name: str) -> None:
     iid = preset(f"{name}_iid").data
     assert (iid.partition.kind, iid.partition.rows_per_client, iid.server_pool) == ("iid", 4000, 10_000)
 
 
 def test_only_femnists_rates_decay_from_round_to_round() -> None:
     decaying = {path.stem: decay for path in FILES if (decay := load_config(path).client.rate_decay) != 1.0}
-    assert {name.removesuffix("_recommended"): decay for name, decay in decaying.items()} == {"femnist": 0.99}
+    assert decaying == {"femnist": 0.99, "femnist_iid": 0.99, "femnist_recommended": 0.99}
 
 
 @pytest.mark.parametrize(("name", "ood"), [("femnist", "kmnist"), ("cifar10", "svhn"), ("cifar100", "svhn")])
 def test_the_out_of_distribution_set_is_the_papers(name: str, ood: str) -> None:
     assert preset(name).evaluation.ood == ood
+
+
+@pytest.mark.parametrize("name", ["mnist", "femnist", "cifar10", "cifar10_small", "cifar100"])
+def test_our_settings_can_stand_beside_the_authors_on_the_same_rows(name: str) -> None:
+    theirs, ours = preset(name), preset(f"{name}_recommended")
+    require_same_data(name, theirs, ours)
+    assert (ours.federation, ours.evaluation) == (theirs.federation, theirs.evaluation)
+    assert ours.network_for("teacher") == ours.network_for("student") == theirs.network_for("student")
+    assert (ours.server.aggregate, ours.server.distill.sharpen) == ("distill", 1.0)
