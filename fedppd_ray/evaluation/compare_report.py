@@ -127,7 +127,7 @@ def _who_holds_what(comparison: Comparison) -> str:
     part = data["partition"]
     kind = part["kind"]
     if kind == "major_classes":
-        kind += f" ({part['major']} and {part['extra_per_class']} rows of every class)"
+        kind += f" ({part['major']} major, {part['extra_per_class']} rows of every class)"
     elif kind == "dirichlet":
         kind += f" ({part['alpha']})"
     rows = "" if comparison.rows is None else f" with {comparison.rows:.0f} rows on average"
