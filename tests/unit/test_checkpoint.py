@@ -305,7 +305,10 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, config: Config)
         RunStore(tmp_path / "file" / "run").create(config)
 
 
-def test_a_different_configuration_is_refused_with_a_readable_difference(store: RunStore, tiny: Tiny) -> None:
+def test_a_different_configuration_is_refused_with_a_readable_difference(
+    store: RunStore, config: Config, tiny: Tiny
+) -> None:
+    save(store, config, 1)
     with pytest.raises(CheckpointError) as caught:
         store.resume(tiny(seed=8, client={"epochs": 2}))
     message = str(caught.value)

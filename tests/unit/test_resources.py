@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedppd_ray.config import ClientOverrides, ResourcesConfig, client_ids
@@ -33,6 +33,7 @@ def units(value: float) -> int:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 64).map(lambda n: n / 2), min_size=1, max_size=5), st.integers(1, 200))
+@example([19.5, 24.0, 28.5], 126)
 def test_equal_shares_fit_without_straddling_and_none_larger_would(capacities: list[float], holders: int) -> None:
     share = largest_share(capacities, holders)
     assert 0 < share <= 1
