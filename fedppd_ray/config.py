@@ -156,6 +156,13 @@ class ActiveConfig(Section):
         """With the first labelled rows, and again after each acquisition until the pool is empty."""
         return 1 + -(-self.pool // self.budget)
 
+    def require_rows(self, rows: int, client: str) -> None:
+        if rows < self.labelled + self.pool:
+            raise ConfigError(
+                f"active: {client} holds {rows} rows, fewer than active.labelled + active.pool = "
+                f"{self.labelled + self.pool}; lower them or raise data.partition.rows_per_client"
+            )
+
 
 class EvaluationConfig(Section):
     every: int = Field(default=1, ge=1, description="rounds between two evaluations; the last always is")

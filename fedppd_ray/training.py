@@ -20,7 +20,7 @@ from fedppd_ray.core.types import ClientInfo, Failure, GlobalState, Receipt, Rou
 from fedppd_ray.errors import FedPPDError, ServerLostError
 from fedppd_ray.evaluation.abstention import abstention_card
 from fedppd_ray.evaluation.metrics import Floats, Scores, score
-from fedppd_ray.evaluation.predictive import HeldOut, network_predictor
+from fedppd_ray.evaluation.predictive import HeldOut, Predictor, network_predictor
 from fedppd_ray.evaluation.report import save_clients
 from fedppd_ray.methods import build_method
 from fedppd_ray.methods.base import Method
@@ -128,8 +128,9 @@ class Training:
             return None
         return score(self._predict("test", round_id), self._held_out.labels("test"))
 
-    def _predict(self, split: str, round_id: int) -> Floats:
-        log_probabilities = self.executor.predict(split)
+    def _predict(self, split: str, round_id: int, own: Predictor | None = None) -> Floats:
+        """As the method predicts, or as `own` does."""
+        log_probabilities = self._held_out.log_probabilities(own, split) if own else self.executor.predict(split)
         if not np.isfinite(log_probabilities).all():
             raise FedPPDError(
                 f"round {round_id}: the student's predictions on the {split} rows are not finite: its weights have "
@@ -146,13 +147,11 @@ class Training:
         student = self._method.student(state.models)
         own = None if self._method.one_network else network_predictor(student)
         if own:
-            scores = score(self._held_out.log_probabilities(own, "test"), self._held_out.labels("test"))
+            scores = score(self._predict("test", state.round, own), self._held_out.labels("test"))
         abstention = None
         if self.config.data.calibration:
             abstention = abstention_card(
-                self._held_out.log_probabilities(own, "calibration")
-                if own
-                else self._predict("calibration", state.round),
+                self._predict("calibration", state.round, own),
                 self._held_out.labels("calibration"),
                 self.config.evaluation.coverage,
             )

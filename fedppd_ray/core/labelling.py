@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedppd_ray.config import ActiveConfig
-from fedppd_ray.errors import ConfigError
 from fedppd_ray.seeding import numpy_generator_for
 
 Rows = NDArray[np.int64]
@@ -20,11 +19,7 @@ Uncertainty = Callable[[Rows], NDArray[np.float64]]  # predictive entropy of the
 
 def labelled_rows(active: ActiveConfig, rows: int, seed: int, client: str, rankings: Sequence[Uncertainty]) -> Rows:
     """Sorted row numbers: the seeded first ones, and `budget` more from the pool for every past global model."""
-    if rows < active.labelled + active.pool:
-        raise ConfigError(
-            f"active: {client} holds {rows} rows, fewer than active.labelled + active.pool = "
-            f"{active.labelled + active.pool}; lower them or raise data.partition.rows_per_client"
-        )
+    active.require_rows(rows, client)
     order = numpy_generator_for(seed, "active/start", client=client).permutation(rows)
     labelled, pool, _ = np.split(order, [active.labelled, active.labelled + active.pool])
     for step, uncertainty in enumerate(rankings, start=1):

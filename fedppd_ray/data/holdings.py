@@ -11,7 +11,7 @@ from fedppd_ray.data.datasets import Dataset, data_root, load, prepare
 from fedppd_ray.data.folder import read_folder
 from fedppd_ray.data.partition import Partition, Rows, partition
 from fedppd_ray.data.parts import Split
-from fedppd_ray.errors import ConfigError, DataError
+from fedppd_ray.errors import DataError
 
 
 def prepare_data(config: Config) -> None:
@@ -22,22 +22,16 @@ def prepare_data(config: Config) -> None:
     info = config.dataset
     prepare(config.data.name, config.data.root, ("train", "test") if needs_train(config) else ("test",), info)
     if needs_train(config):
-        _require_rows_to_label(config, partition_of(config, dataset_of(config).train))
+        dealt = partition_of(config, dataset_of(config).train).clients
+        for client, rows in zip(client_ids(config.federation.clients), dealt, strict=False):
+            if config.active and folder_of(config, client) is None:
+                config.active.require_rows(len(rows), client)
     ood = config.evaluation.ood
     if ood is not None and not CATALOG[ood].adapts:
         try:
             prepare(ood, config.data.root, ("test",))
         except DataError as error:
             raise DataError(f"evaluation.ood: {error}; or set evaluation.ood to glyphs, which needs no file") from None
-
-
-def _require_rows_to_label(config: Config, dealt: Partition) -> None:
-    fewest = min((len(rows) for rows in dealt.clients), default=None)
-    if config.active and fewest is not None and fewest < config.active.labelled + config.active.pool:
-        raise ConfigError(
-            f"active: a client holds {fewest} rows, fewer than active.labelled + active.pool = "
-            f"{config.active.labelled + config.active.pool}; lower them or raise data.partition.rows_per_client"
-        )
 
 
 def dataset_of(config: Config) -> Dataset:

@@ -1,15 +1,12 @@
 """A study of active learning on disk: results.json, table.md, the accuracy-against-labels plot and report.html."""
 
-import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedppd_ray.checkpoint.files import write_atomically, write_json
-from fedppd_ray.evaluation.report import html_page, html_table, markdown_table, pictures
+from fedppd_ray.evaluation.report import markdown_page, study_page
 
 
 @dataclass(frozen=True)
@@ -52,12 +49,7 @@ def write_study(folder: Path, study: Study) -> None:
     write_json(folder / "results.json", results(study))
     write_atomically(folder / "table.md", table(study).encode())
     plots = draw_study(folder / "plots", study)
-    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes(study))
-    settings = html.escape(yaml.safe_dump(dict(study.settings), sort_keys=False))
-    page = html_page(
-        study.title,
-        f"{html_table(cells(study))}<ul>{listed}</ul>{pictures(plots)}<h2>The configuration</h2><pre>{settings}</pre>",
-    )
+    page = study_page(study.title, cells(study), notes(study), plots, study.settings)
     write_atomically(folder / "report.html", page.encode())
 
 
@@ -74,8 +66,7 @@ def results(study: Study) -> dict[str, Any]:
 
 
 def table(study: Study) -> str:
-    listed = "\n".join(f"- {note}" for note in notes(study))
-    return f"# {study.title}\n\n{markdown_table(cells(study))}\n\n{listed}\n"
+    return markdown_page(study.title, cells(study), notes(study))
 
 
 def cells(study: Study) -> list[list[str]]:

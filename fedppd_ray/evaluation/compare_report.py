@@ -1,16 +1,12 @@
 """A comparison on disk: results.json, table.md, plots and report.html, each replaced whole."""
 
-import html
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedppd_ray.checkpoint.files import write_atomically, write_json
 from fedppd_ray.evaluation.compared import COLUMNS, Comparison, Mean, Outcome
-from fedppd_ray.evaluation.report import html_page, html_table, markdown_table, pictures
+from fedppd_ray.evaluation.report import markdown_page, study_page
 
 _NONE = "–"
 _PAPER_PLACES = {"brier": 2}  # where the paper has another number of decimals than our columns
@@ -24,7 +20,9 @@ def write_comparison(folder: Path, comparison: Comparison) -> None:
     write_json(folder / "results.json", results(comparison))
     write_atomically(folder / "table.md", table(comparison).encode())
     plots = draw_comparison(folder / "plots", comparison)
-    write_atomically(folder / "report.html", _page(comparison, plots).encode())
+    differing = [f"{label}: {'; '.join(lines) or 'the first'}" for label, lines in comparison.differences.items()]
+    page = study_page(comparison.name, cells(comparison), notes(comparison), plots, comparison.settings, differing)
+    write_atomically(folder / "report.html", page.encode())
 
 
 def results(comparison: Comparison) -> dict[str, Any]:
@@ -63,8 +61,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
 
 def table(comparison: Comparison) -> str:
     """The comparison for people: a table in Markdown and what one must know to read it."""
-    text = markdown_table(cells(comparison))
-    return f"# {comparison.name}\n\n{text}\n\n" + "\n".join(f"- {note}" for note in notes(comparison)) + "\n"
+    return markdown_page(comparison.name, cells(comparison), notes(comparison))
 
 
 def cells(comparison: Comparison) -> list[list[str]]:
@@ -154,18 +151,3 @@ def _about_paper(comparison: Comparison) -> list[str]:
         if how:
             lines.append(f"Not as the authors ran it (theirs -> ours), {', '.join(labels)}: {how}")
     return lines
-
-
-def _page(comparison: Comparison, plots: Sequence[Path]) -> str:
-    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes(comparison))
-    differing = "".join(
-        f"<li>{html.escape(label)}: {html.escape('; '.join(lines)) or 'the first'}</li>"
-        for label, lines in comparison.differences.items()
-    )
-    settings = html.escape(yaml.safe_dump(dict(comparison.settings), sort_keys=False))
-    return html_page(
-        comparison.name,
-        f"{html_table(cells(comparison))}<ul>{listed}</ul>{pictures(plots)}"
-        f"<h2>How the settings differ from the first method's</h2><ul>{differing}</ul>"
-        f"<h2>The configuration</h2><pre>{settings}</pre>",
-    )

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedppd_ray.checkpoint.files import write_atomically, write_json
 from fedppd_ray.checkpoint.remote import Location, open_to_read
 from fedppd_ray.checkpoint.store import RunStore
@@ -147,6 +149,34 @@ def pictures(paths: Sequence[Path]) -> str:
         images += f'<img{" class=wide" if width > _WIDE else ""} alt="{path.stem.replace("_", " ")}" '
         images += f'src="data:image/png;base64,{base64.b64encode(content).decode()}">'
     return f"<div class=plots>{images}</div>"
+
+
+def markdown_page(title: str, cells: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    """Several runs in one table, and what one must know to read it."""
+    listed = "\n".join(f"- {note}" for note in notes)
+    return f"# {title}\n\n{markdown_table(cells)}\n\n{listed}\n"
+
+
+def study_page(
+    title: str,
+    cells: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    plots: Sequence[Path],
+    settings: Mapping[str, Any],
+    differences: Sequence[str] = (),
+) -> str:
+    """The same as a page, with pictures and the configuration."""
+    differing = f"<h2>How the settings differ from the first method's</h2>{_html_list(differences)}"
+    text = html.escape(yaml.safe_dump(dict(settings), sort_keys=False))
+    return html_page(
+        title,
+        f"{html_table(cells)}{_html_list(notes)}{pictures(plots)}{differing if differences else ''}"
+        f"<h2>The configuration</h2><pre>{text}</pre>",
+    )
+
+
+def _html_list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
 
 
 def html_page(title: str, body: str) -> str:

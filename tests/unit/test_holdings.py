@@ -10,9 +10,9 @@ import pytest
 from fedppd_ray.config import Config
 from fedppd_ray.data.catalog import CATALOG
 from fedppd_ray.data.datasets import load
-from fedppd_ray.data.holdings import Holdings, read_folder
+from fedppd_ray.data.holdings import Holdings, prepare_data, read_folder
 from fedppd_ray.data.partition import partition
-from fedppd_ray.errors import DataError
+from fedppd_ray.errors import ConfigError, DataError
 
 GREY, COLOUR = CATALOG["mnist5k"], CATALOG["cifar10"]
 
@@ -95,3 +95,18 @@ def test_a_missing_damaged_or_pickled_file_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "images.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="cannot be read here"):
         read_folder(tmp_path, GREY)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"data": {"partition": {"kind": "major_classes", "extra_per_class": 200}}}, "data.partition.extra_per_class"),
+        ({"data": {"partition": {"rows_per_client": 5000}}}, "data.partition.rows_per_client"),
+        ({"active": {"labelled": 20, "pool": 5, "budget": 5}}, "active: client-00 holds 24 rows"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused_before_a_run(tiny: Callable[..., Config], changes: Any, key: str) -> None:
+    prepare_data(tiny())
+    with pytest.raises(ConfigError) as caught:
+        prepare_data(tiny(**changes))
+    assert str(caught.value).startswith(key)
