@@ -3,6 +3,9 @@
 The scheme of FedBE (Chen & Chao, ICLR 2021), which FedPPD applies to teachers and students alike.
 """
 
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +17,15 @@ from fedppd_ray.models.flat import FlatModel, Layout, Vector
 from fedppd_ray.models.networks import seed_dropout
 
 _PREDICT_BATCH = 500
+
+
+def _never() -> bool:
+    return False
+
+
+def _check(cancelled: Callable[[], bool]) -> None:
+    if cancelled():
+        raise CancelledError("told to stop distilling")
 
 
 def gaussian_samples(
@@ -46,13 +58,19 @@ def gaussian_samples(
 
 
 @torch.no_grad()
-def pseudo_labels(model: FlatModel, members: list[Vector], pool: Shard, sharpen: float) -> Tensor:
+def pseudo_labels(
+    model: FlatModel, members: list[Vector], pool: Shard, sharpen: float, cancelled: Callable[[], bool] = _never
+) -> Tensor:
     """Mean probability of the ensemble on every row of the pool, sharpened to p^(1/sharpen)."""
     if not members:
         raise ValueError("an ensemble without members")
     model.module.eval()
     parts = torch.arange(len(pool), device=pool.device).split(_PREDICT_BATCH)
-    mean = torch.cat([_mean_probability(model, members, pool.inputs(part)) for part in parts])
+    means = []
+    for part in parts:
+        _check(cancelled)
+        means.append(_mean_probability(model, members, pool.inputs(part)))
+    mean = torch.cat(means)
     # p^(1/s) renormalised, by way of logarithms: the power itself may underflow to 0/0.
     return mean if sharpen == 1.0 else torch.softmax(mean.log() / sharpen, 1)
 
@@ -87,6 +105,7 @@ def distil_ensemble(
     rate: float,
     config: DistillConfig,
     generator: torch.Generator,
+    cancelled: Callable[[], bool] = _never,
 ) -> Vector:
     """Train `start` on the pseudo-labels by SGD with momentum and return the SWA average of its path."""
     model.load(start)
@@ -100,6 +119,7 @@ def distil_ensemble(
     step = 0
     for _ in range(config.epochs):
         for inputs, rows in pool.batches(config.batch_size, generator):
+            _check(cancelled)
             loss = soft_cross_entropy(model.module(inputs), targets[rows])
             if config.divide_by_classes:
                 loss = loss / targets.shape[1]
@@ -144,11 +164,13 @@ def server_distillation(
     *,
     drawn: torch.Generator,
     stream: torch.Generator,
+    cancelled: Callable[[], bool] = _never,
 ) -> Vector:
     """Gaussian → M samples; ensemble of samples, average and clients → pseudo-labels; SWA from the average.
 
-    `start` is what the clients started from; `drawn` draws the samples, `stream` drives the training.
+    `start` is what the clients started from; `drawn` draws the samples, `stream` drives the training. Raises
+    CancelledError soon after `cancelled()`.
     """
     samples = gaussian_samples(start, clients, model.layout, config, drawn)
-    targets = pseudo_labels(model, [*samples, average, *clients], pool, config.sharpen)
-    return distil_ensemble(model, average, targets, pool, rate, config, stream)
+    targets = pseudo_labels(model, [*samples, average, *clients], pool, config.sharpen, cancelled)
+    return distil_ensemble(model, average, targets, pool, rate, config, stream, cancelled)

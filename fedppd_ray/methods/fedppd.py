@@ -5,6 +5,7 @@ online, into a student network. The server aggregates teachers and students the 
 weighted average, or by Gaussian, ensemble and SWA distillation.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -193,11 +194,16 @@ class FedPPDAggregation:
             return averages
         if pool is None:
             raise ValueError("distillation on the server needs its unlabelled pool")
+        stopped = threading.Event()
         with ThreadPoolExecutor(len(ROLES)) as threads:
-            running = {role: threads.submit(self._distil, role, averages[role], pool) for role in ROLES}
-            return {role: future.result() for role, future in running.items()}
+            running = {role: threads.submit(self._distil, role, averages[role], pool, stopped) for role in ROLES}
+            try:
+                return {role: future.result() for role, future in running.items()}
+            except BaseException:  # Ctrl-C above all: no thread hears it, and the pool waits for its threads
+                stopped.set()
+                raise
 
-    def _distil(self, role: str, average: Vector, pool: Shard) -> Vector:
+    def _distil(self, role: str, average: Vector, pool: Shard, stopped: threading.Event) -> Vector:
         method, round_id = self._method, self._state.round + 1
         settings = method.config.server.distill
         return server_distillation(
@@ -210,6 +216,7 @@ class FedPPDAggregation:
             settings,
             drawn=generator_for(method.config.seed, f"gaussian/{role}", round_id),
             stream=generator_for(method.config.seed, f"distil/{role}", round_id, device=method.device),
+            cancelled=stopped.is_set,
         )
 
 

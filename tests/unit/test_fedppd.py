@@ -1,5 +1,9 @@
 """A client's local update and the server's aggregation, through the method's own interface."""
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -255,6 +259,18 @@ def test_distill_in_two_threads_gives_the_same_bits_every_time(tiny: Tiny, shard
             aggregation.fold(one)
         results.append(aggregation.finish(shard))
     assert same(results[0], results[1])
+
+
+def test_ctrl_c_ends_a_distillation_at_once(tiny: Tiny, shard: Shard) -> None:
+    method = build_method(tiny(server={"aggregate": "distill", "distill": {"epochs": 100_000}}))  # an hour of it
+    aggregation = method.aggregation(start_of(method))
+    for one in updates(method):
+        aggregation.fold(one)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        aggregation.finish(shard)
+    assert time.monotonic() - started < 20
 
 
 def test_distill_without_a_pool_is_refused(tiny: Tiny) -> None:
