@@ -171,14 +171,23 @@ def data_prepare(
         Path | None,
         typer.Option("--out", help="Write plain arrays into this folder, for `data.name: folder`.", show_default=False),
     ] = None,
+    test_only: Annotated[
+        bool, typer.Option("--test-only", help="Leave the training rows: `evaluation.ood` needs the test rows alone.")
+    ] = False,
 ) -> None:
     """Download where allowed, parse once, and keep the arrays in the cache, or in a folder of your own."""
     from fedppd_ray.data.cache import cache_root
     from fedppd_ray.data.datasets import load
     from fedppd_ray.data.folder import write_folder
 
+    if test_only and out is not None:
+        fail("--test-only: a data set of your own (--out) needs its training rows too; leave one of the two out", 2)
     dataset = load(name, root)
-    train, test = dataset.train, dataset.test
+    test = dataset.test
+    if test_only:
+        print(f"{name}: {len(test)} test rows in {cache_root()}")
+        return
+    train = dataset.train
     if out is not None:
         write_folder(out, dataset.info, train, test)
     print(f"{name}: {len(train)} training and {len(test)} test rows in {out or cache_root()}")

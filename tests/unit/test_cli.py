@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedppd_ray import __version__
@@ -157,6 +158,15 @@ def test_data_prepare_and_sample_say_what_they_did(fedppd: Command, tmp_path: Pa
     assert (tmp_path / "x.png").exists()
 
 
+def test_an_out_of_distribution_set_is_prepared_without_its_training_rows(fedppd: Command, tmp_path: Path) -> None:
+    (tmp_path / "SVHN").mkdir()
+    np.save(tmp_path / "SVHN" / "test_images.npy", np.zeros((3, 32, 32, 3), np.uint8))
+    np.save(tmp_path / "SVHN" / "test_labels.npy", np.arange(3))
+    arguments = ["data", "prepare", "svhn", "--root", tmp_path, "--test-only"]
+    assert "svhn: 3 test rows" in fedppd(*arguments).out
+    refused(fedppd(*arguments, "--out", tmp_path / "own"), "--test-only", "--out")
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -167,7 +177,7 @@ def test_data_prepare_and_sample_say_what_they_did(fedppd: Command, tmp_path: Pa
         (["predict"], ["RUN", "IMAGE", "--json"]),
         (["report"], ["RUN"]),
         (["data"], ["prepare", "sample"]),
-        (["data", "prepare"], ["NAME", "--root"]),
+        (["data", "prepare"], ["NAME", "--root", "--test-only"]),
         (["data", "sample"], ["NAME", "--index"]),
     ],
 )
