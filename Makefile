@@ -45,7 +45,7 @@ lint: $(VENV)/.test
 
 test: lint
 	$(BIN)/pytest -m "not long" -n auto tests/unit tests/statistical tests/k8s
-	$(BIN)/pytest -m "not long" -n 2 --dist loadfile tests/runtime tests/cluster tests/service tests/e2e
+	$(BIN)/pytest -m "not long" -n 2 --dist loadfile --durations 20 tests/runtime tests/cluster tests/service tests/e2e
 
 bench: $(VENV)/.package
 	$(BIN)/python benchmarks/local_update.py --short
