@@ -80,4 +80,15 @@ def test_our_settings_can_stand_beside_the_authors_on_the_same_rows(name: str) -
     require_same_data(name, theirs, ours)
     assert (ours.federation, ours.evaluation) == (theirs.federation, theirs.evaluation)
     assert ours.student.rate >= theirs.student.rate
-    assert (ours.server.distill.sharpen, ours.server.distill.divide_by_classes) == (1.0, False)
+
+
+@pytest.mark.parametrize("name", ["femnist", "cifar10", "cifar10_small", "cifar100"])
+def test_our_servers_distil_by_the_plain_loss(name: str) -> None:
+    distill = preset(f"{name}_recommended").server.distill
+    assert (distill.sharpen, distill.divide_by_classes) == (1.0, False)
+
+
+def test_our_settings_for_mnist_are_the_ones_that_were_measured() -> None:
+    theirs, ours = preset("mnist"), preset("mnist_recommended")
+    assert (ours.server.aggregate, ours.server.distill) == ("distill", theirs.server.distill)
+    assert (ours.client, ours.teacher, ours.student) == (theirs.client, theirs.teacher, theirs.student)
