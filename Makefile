@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/demo
 
-.PHONY: help demo test bench lint fmt clean
+.PHONY: help demo demo-sites test bench lint fmt clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into $(VENV), train ten clients, evaluate, predict (about 3 minutes after the install)"
+	@echo "make demo-sites   a coordinator and three sites over HTTPS on this machine (about 2 minutes)"
 	@echo "make test   install into $(VENV), lint, types, all tests"
 	@echo "make bench  install into $(VENV), short versions of the benchmarks (some minutes, on an idle machine)"
 	@echo "make fmt    format the code"
@@ -38,6 +39,9 @@ demo: $(VENV)/.package
 	@echo "  $(BIN)/fedppd predict $(RUN) IMAGE.png   a digit of your own, white on black"
 	@echo "  $(BIN)/fedppd train configs/quickstart.yaml --out $(RUN) --resume --set federation.rounds=40"
 
+demo-sites: $(VENV)/.package
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh demos/sites.sh runs/demo-sites
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,7 +51,7 @@ lint: $(VENV)/.test
 test: lint
 	$(BIN)/pytest -m "not long" -n auto tests/unit tests/statistical tests/k8s
 	$(BIN)/pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder --durations 20 \
-		tests/e2e tests/cluster tests/runtime tests/service
+		tests/e2e tests/cluster tests/conformance tests/runtime tests/service tests/sites
 
 bench: $(VENV)/.package
 	$(BIN)/python benchmarks/local_update.py --short

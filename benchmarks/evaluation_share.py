@@ -15,15 +15,15 @@ from typing import Any
 
 from harness import PROJECT, Silent, local_ray, parser_of, report, warn_of_company
 
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, client_ids
-from fedppd_ray.config_file import load_config
-from fedppd_ray.core.types import GlobalState
+from fedppd_ray.config.file import load_config
+from fedppd_ray.config.schema import Config, client_ids
 from fedppd_ray.data.holdings import prepare_data
 from fedppd_ray.errors import DataError
-from fedppd_ray.evaluation.metrics import Scores
+from fedppd_ray.evaluation.metrics import Metrics
+from fedppd_ray.federation.types import GlobalState
+from fedppd_ray.runs.store import RunStore
+from fedppd_ray.runs.training import Training
 from fedppd_ray.runtime.ray_executor import RayExecutor
-from fedppd_ray.training import Training
 
 DEFAULT = [PROJECT / "configs" / "quickstart.yaml", PROJECT / "configs" / "cifar10_small.yaml"]
 LIMIT = 0.05
@@ -34,13 +34,13 @@ class Timed(Training):
 
     evaluating = exporting = 0.0
 
-    def _evaluate(self, round_id: int) -> Scores | None:
+    def _evaluate(self, round_id: int) -> Metrics | None:
         began = time.monotonic()
         scores = super()._evaluate(round_id)
         self.evaluating += time.monotonic() - began
         return scores
 
-    def _export(self, state: GlobalState, scores: Scores) -> None:
+    def _export(self, state: GlobalState, scores: Metrics) -> None:
         began = time.monotonic()
         super()._export(state, scores)
         self.exporting += time.monotonic() - began

@@ -22,19 +22,20 @@ import torch
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from fedppd_ray.checkpoint.store import RunStore  # noqa: E402
-from fedppd_ray.config import Config, client_ids  # noqa: E402
-from fedppd_ray.config_file import parse_config  # noqa: E402
-from fedppd_ray.core.types import GlobalState  # noqa: E402
-from fedppd_ray.data.batches import Shard  # noqa: E402
+from fedppd_ray.config.file import parse_config  # noqa: E402
+from fedppd_ray.config.schema import Config, client_ids  # noqa: E402
 from fedppd_ray.data.catalog import CATALOG  # noqa: E402
 from fedppd_ray.data.datasets import prepare  # noqa: E402
 from fedppd_ray.data.folder import write_folder  # noqa: E402
 from fedppd_ray.data.holdings import Holdings  # noqa: E402
 from fedppd_ray.data.parts import Split  # noqa: E402
+from fedppd_ray.data.rows import ImageShard  # noqa: E402
 from fedppd_ray.errors import DataError  # noqa: E402
+from fedppd_ray.federation.observer import Observer  # noqa: E402
+from fedppd_ray.federation.types import GlobalState  # noqa: E402
 from fedppd_ray.methods import build_method  # noqa: E402
-from fedppd_ray.training import Training  # noqa: E402
+from fedppd_ray.runs.store import RunStore  # noqa: E402
+from fedppd_ray.runs.training import Training  # noqa: E402
 
 CIFAR = CATALOG["cifar10"]
 NEVER = 10**6  # rounds between two evaluations
@@ -127,7 +128,7 @@ def _plain_clients(config: Config, clients: Sequence[str], pipe: Connection) -> 
     torch.set_num_threads(1)
     holdings, method = Holdings(config, clients), build_method(config)
     splits = {client: holdings.of(client) for client in clients}
-    shards = {client: Shard(split.images, split.labels, config.dataset) for client, split in splits.items()}
+    shards = {client: ImageShard(split.images, split.labels, config.dataset) for client, split in splits.items()}
     pipe.send(GlobalState(0, method.initial_models()))
     while (state := pipe.recv()) is not None:
         began = time.perf_counter()
@@ -171,19 +172,14 @@ def local_ray() -> Iterator[None]:
         ray.shutdown()
 
 
-class Silent:
+class Silent(Observer):
     """An observer that says nothing; the benchmarks' own begin here."""
 
-    def run_started(self, *_: Any) -> None: ...
-    def round_started(self, *_: Any) -> None: ...
-    def client_done(self, *_: Any) -> None: ...
     def client_failed(self, failure: Any, action: Any) -> None:
         raise RuntimeError(f"a client failed, so the figures mean nothing: {failure} {action}")
 
     def server_lost(self, round_id: int, reason: str) -> None:
         raise RuntimeError(f"round {round_id}: the server died, so the figures mean nothing: {reason}")
-
-    def round_finished(self, record: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -31,18 +31,18 @@ from torch import Tensor, nn
 _PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_PROJECT))
 
-from fedppd_ray.config import Config, for_rows  # noqa: E402
-from fedppd_ray.config_file import load_config  # noqa: E402
-from fedppd_ray.core.distill import student_step  # noqa: E402
-from fedppd_ray.core.sgld import sgld_step  # noqa: E402
-from fedppd_ray.core.types import GlobalState, Models  # noqa: E402
-from fedppd_ray.data.batches import Shard  # noqa: E402
+from fedppd_ray.bayes.distill import student_step  # noqa: E402
+from fedppd_ray.bayes.sgld import sgld_step  # noqa: E402
+from fedppd_ray.config.file import load_config  # noqa: E402
+from fedppd_ray.config.schema import Config, for_rows  # noqa: E402
 from fedppd_ray.data.holdings import Holdings  # noqa: E402
 from fedppd_ray.data.parts import Split  # noqa: E402
+from fedppd_ray.data.rows import ImageShard  # noqa: E402
 from fedppd_ray.errors import DataError  # noqa: E402
+from fedppd_ray.federation.types import GlobalState, Models  # noqa: E402
 from fedppd_ray.methods.fedppd import FedPPD  # noqa: E402
 from fedppd_ray.models.networks import LeNet  # noqa: E402
-from fedppd_ray.torchvision_import import import_torchvision  # noqa: E402
+from fedppd_ray.models.torchvision_import import import_torchvision  # noqa: E402
 
 CLIENT = "client-00"
 
@@ -111,7 +111,7 @@ class PlainClient:
         self.config, rows = config, len(split)
         self._loader = torch.utils.data.DataLoader(PlainImages(split, config), config.client.batch_size, shuffle=True)
         networks = {}
-        for role, model in like.networks.items():
+        for role, model in like.networks_by_role.items():
             if not isinstance(model.module, LeNet):
                 raise SystemExit("the plain loop knows the LeNets of MNIST, FEMNIST (teacher) and CIFAR-10 only")
             networks[role] = PlainNetwork(model.module)
@@ -162,10 +162,10 @@ def largest_difference(config: Config, split: Split) -> float:
     method = FedPPD(config)
     start = method.initial_models()
     plain = PlainClient(config, split, method, start)
-    shard = Shard(split.images, split.labels, config.dataset)
+    shard = ImageShard(split.images, split.labels, config.dataset)
     rows = torch.arange(min(config.client.batch_size, len(split)))
     inputs, labels = shard.inputs(rows), torch.from_numpy(np.array(split.labels))[rows]
-    teacher, student = (method.networks[role] for role in ("teacher", "student"))
+    teacher, student = (method.networks_by_role[role] for role in ("teacher", "student"))
     for network in (teacher.module, student.module, plain.teacher, plain.student):
         network.eval()  # dropout draws from other streams
     teacher.load(start["teacher"])
@@ -237,7 +237,7 @@ def contender(name: str, config: Config, split: Split, pipe: Connection) -> None
     method = FedPPD(config)
     state = GlobalState(0, method.initial_models())
     if name == "ours":
-        shard = Shard(split.images, split.labels, config.dataset, augment=config.client.augment == "crop_flip")
+        shard = ImageShard(split.images, split.labels, config.dataset, augment=config.client.augment == "crop_flip")
         epoch: Callable[[], object] = lambda: method.local_update(CLIENT, state, shard, lambda: False)  # noqa: E731
     else:
         epoch = PlainClient(config, split, method, state.models).epoch

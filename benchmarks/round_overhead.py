@@ -33,7 +33,7 @@ from harness import (
     warn_of_company,
 )
 
-from fedppd_ray.config import Config
+from fedppd_ray.config.schema import Config
 
 OWN_ACTOR = 20  # clients; with more they share
 
@@ -61,7 +61,7 @@ def seconds_to_first_round(config: Config) -> float:
     """From the command until it says that the run has started: imports, Ray, actors, data."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
-        file.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+        file.write_text(yaml.safe_dump(config.values()), encoding="utf-8")
         command = [sys.executable, "-m", "fedppd_ray", "train", str(file), "--out", str(Path(folder) / "run")]
         began = time.monotonic()
         process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -2,13 +2,13 @@
 
     python benchmarks/scaling.py [--clients 10 30 100 300 1000] [--rows 40] [--turns 3] [--short] [--json FILE]
 
-Measured: FedAvg rounds of virtual clients that share one actor a core, against the ideal (the same local updates in
+Measured: FedAvg rounds of virtual clients that share one actor per core, against the ideal (the same local updates in
 one plain process a core, in turns; see round_overhead.py). A round that scales costs the same a client, however many
 there are.
 
 PROJECTED, not measured: rounds on clusters, by a queueing model. Actors take bundles of clients from one queue as they
 become free; the driver serves one actor after the other, the server folds one update after the other. Its four numbers
-(compute, driver and server seconds a client, fixed seconds a round) come from the measurement in the same run. The
+(compute, driver and server seconds per client, fixed seconds per round) come from the measurement in the same run. The
 network is not in it.
 """
 
@@ -29,9 +29,10 @@ from harness import (
     warn_of_company,
 )
 
-from fedppd_ray.config import Config
-from fedppd_ray.core.types import ClientUpdate, Receipt
-from fedppd_ray.methods.fedavg import ROLE, AverageAll
+from fedppd_ray.config.schema import Config
+from fedppd_ray.federation.aggregate import Mean
+from fedppd_ray.federation.types import ClientUpdate, Receipt
+from fedppd_ray.methods.fedavg import ROLE
 from fedppd_ray.runtime.bundles import bundle_size
 
 CLUSTERS = (2, 8, 32, 128, 512)  # cores
@@ -82,16 +83,16 @@ def measure(config: Config) -> dict[str, float]:
 
 def fold_seconds(size: int, repeats: int = 200) -> float:
     """The server's own work for one update of this size: two screens and an addition."""
-    from fedppd_ray.core.aggregate import refusal
+    from fedppd_ray.federation.screen import refusal
 
     vector = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     update = ClientUpdate(Receipt("client-00", 1, 40), {ROLE: vector})
-    average = AverageAll({ROLE: size})
+    average = Mean({ROLE: size})
     began = time.perf_counter()
     for _ in range(repeats):
         for _ in range(2):
             refusal("client-00", update, 1, {ROLE: size})
-        average.fold(update)
+        average.add(update.models, update.receipt.rows)
     return (time.perf_counter() - began) / repeats
 
 
@@ -146,7 +147,7 @@ def main() -> int:
         f"{1000 * costs.driver:.2f} ms of the driver, a fold {1000 * costs.fold:.2f} ms,\na round "
         f"{1000 * costs.fixed:.0f} ms; for {clients[-1]:,} clients on this machine the model says {here:.2f} s\n"
     )
-    print(f"{'clients':>8}" + "".join(f"{f'{count} cores':>12}" for count in CLUSTERS) + "   seconds a round")
+    print(f"{'clients':>8}" + "".join(f"{f'{count} cores':>12}" for count in CLUSTERS) + "   seconds per round")
     projection = {}
     for count in (100, 1000, 10_000):
         seconds = [projected_seconds(count, actors, costs) for actors in CLUSTERS]

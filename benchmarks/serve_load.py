@@ -128,8 +128,8 @@ def plain_server(run: Path, port: int) -> None:
     from fastapi import FastAPI
     from pydantic import BaseModel
 
-    from fedppd_ray.checkpoint.export import read_student
-    from fedppd_ray.data.batches import normalisation
+    from fedppd_ray.data.rows import normalisation
+    from fedppd_ray.runs.export import read_student
 
     torch.set_num_threads(1)
     card, model = read_student(run)
@@ -167,8 +167,8 @@ def _ensemble_deployment() -> Any:
     import torch
     from ray import serve as ray_serve
 
-    from fedppd_ray.checkpoint.export import read_student
-    from fedppd_ray.prediction import Student
+    from fedppd_ray.inference.student import Student
+    from fedppd_ray.runs.export import read_student
     from serve.deployment import StudentReplica, deployment
     from serve.student import ServedStudent
 
@@ -200,7 +200,7 @@ def running(kind: str, run: Path) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {"RAY_AUTH_MODE": "disabled"} | os.environ
+    environment = {"RAY_AUTH_MODE": "token"} | os.environ
     command = [sys.executable, __file__, str(run), "--server", kind, "--port", str(port)]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -232,7 +232,7 @@ def large_batches(port: int, run: Path, pixels: Any, repeat: int) -> tuple[float
     """
     import torch
 
-    from fedppd_ray.checkpoint.export import read_student
+    from fedppd_ray.runs.export import read_student
 
     file = io.BytesIO()
     np.save(file, pixels)
@@ -293,7 +293,7 @@ def _print_table(loads: dict[str, list[Load]], single: dict[str, list[Load]], co
         "plain": "plain FastAPI + uvicorn",
         "ensemble": f"this service, {SAMPLES}-sample ensemble",
     }
-    print(f"{'one image a request':32}{'connections':>12}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'failed':>8}")
+    print(f"{'one image per request':32}{'connections':>12}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'failed':>8}")
     for count, table in ((connections, loads), (1, single)):
         for kind, rows in table.items():
             middle = [

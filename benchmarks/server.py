@@ -24,12 +24,13 @@ import numpy as np
 import torch
 from harness import CIFAR, cores, median, parser_of, report, warn_of_company
 
-from fedppd_ray.config import Config
-from fedppd_ray.config_file import parse_config
-from fedppd_ray.core.aggregate import StreamingAverage, refusal
-from fedppd_ray.core.ensemble import pseudo_labels, server_distillation
-from fedppd_ray.core.types import ClientUpdate, GlobalState, Receipt
-from fedppd_ray.data.batches import Shard
+from fedppd_ray.bayes.ensemble import pseudo_labels, server_distillation
+from fedppd_ray.config.file import parse_config
+from fedppd_ray.config.schema import Config
+from fedppd_ray.data.rows import ImageShard, Shard
+from fedppd_ray.federation.aggregate import StreamingAverage
+from fedppd_ray.federation.screen import refusal
+from fedppd_ray.federation.types import ClientUpdate, GlobalState, Receipt
 from fedppd_ray.methods.fedppd import ROLES, FedPPD, FedPPDAggregation
 from fedppd_ray.models.flat import FlatModel, Vector
 
@@ -114,7 +115,7 @@ def distilling_config(pool: int) -> Config:
 
 def random_pool(rows: int) -> Shard:
     images = np.random.default_rng(0).integers(0, 256, (rows, *CIFAR.shape), np.uint8)
-    return Shard(images, None, CIFAR)
+    return ImageShard(images, None, CIFAR)
 
 
 def near(model: Vector, count: int) -> list[Vector]:
@@ -131,13 +132,12 @@ def distillation(clients: int, rows: int) -> dict[str, float]:
     before = resident_megabytes()
     taken = seconds(
         lambda: server_distillation(
-            method.networks["student"],
+            method.networks_by_role["student"],
             start,
             start,
             models,
             pool,
-            0.001,
-            config.server.distill,
+            method.settings.server.distill.plan("student"),
             drawn=torch.Generator(),
             stream=torch.Generator(),
         )
@@ -194,7 +194,7 @@ def row_by_row(model: FlatModel, members: list[Vector], pool: Shard) -> None:
 
 def labelling(members: int, rows: int, turns: int) -> dict[str, float]:
     method, pool = FedPPD(distilling_config(rows)), random_pool(rows)
-    model = method.networks["student"]
+    model = method.networks_by_role["student"]
     models = near(method.initial_models()["student"], members)
     batched, single = [], []
     for _ in range(turns + 1):

@@ -21,14 +21,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import client_ids
-from fedppd_ray.config_file import parse_config
-from fedppd_ray.core.failure_policy import Action
-from fedppd_ray.core.types import Failure
-from fedppd_ray.progress import PlainDisplay
+from fedppd_ray.cli.display import PlainDisplay
+from fedppd_ray.config.file import parse_config
+from fedppd_ray.config.schema import client_ids
+from fedppd_ray.federation.failure_policy import Action
+from fedppd_ray.federation.types import Failure
+from fedppd_ray.runs.store import RunStore
+from fedppd_ray.runs.training import Training
 from fedppd_ray.runtime.ray_executor import RayExecutor
-from fedppd_ray.training import Training
 
 CONFIG = {
     "name": "soak",
@@ -45,7 +45,7 @@ def resident_megabytes(pid: int) -> float:
 
 def random_client(executor: RayExecutor) -> int | None:
     """The process of one of this run's own clients; None while that one is being replaced."""
-    host = random.choice(executor._hosts._hosts)
+    host = random.choice(executor.hosts._hosts)
     try:
         return int(ray.get(host.handle.process.remote(), timeout=5))
     except (RayError, TimeoutError):
@@ -80,7 +80,7 @@ def main() -> int:
     config = parse_config({**CONFIG, "federation": {"clients": 6, "rounds": options.rounds, "retries": 3}})
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     executor = RayExecutor(config, client_ids(6))
-    watch = Watch(executor._server)
+    watch = Watch(executor.server.handle)
     stop = threading.Event()
     kills = 0
 

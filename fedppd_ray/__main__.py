@@ -1,5 +1,5 @@
 """`python -m fedppd_ray` is the `fedppd` command."""
 
-from fedppd_ray.cli import main
+from fedppd_ray.cli.app import main
 
 main()

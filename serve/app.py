@@ -1,24 +1,27 @@
 """The HTTP interface around a predictor. Knows nothing of Ray: any ASGI server runs it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Response
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 from pydantic_core import to_json
 
 from fedppd_ray import __version__
 from serve import inputs, open_inference
-from serve.answers import Answerer
-from serve.errors import RequestError, add_error_handlers
-from serve.middleware import RequestMetrics
+from serve.access import guard
+from serve.access_log import AccessLog
+from serve.answers import Answerer, json_list, unsupported
+from serve.errors import add_error_handlers
+from serve.middleware import Lingering, Observed
+from serve.openapi import Schemas
 from serve.predictor import Predictor
-from serve.schemas import ErrorResponse, Health, ModelResponse, PredictRequest, PredictResponse
-from serve.settings import Settings, token_fits
+from serve.schemas import ErrorResponse, Health, ModelResponse, PredictRequest, PredictResponse, PredictRowsRequest
+from serve.settings import Settings
+from serve.tokens import Tokens
 from serve.watcher import Watcher
 
 _STATIC = Path(__file__).parent / "static"
@@ -37,26 +40,33 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
         413: "The body, or the image in it, is too large.",
         415: "An unknown content type or encoding.",
         422: "The input does not fit the model.",
+        429: "Too many requests, or wrong tokens, from this address: try again after Retry-After seconds.",
         503: "Overloaded: try again after Retry-After seconds.",
         504: "The prediction took too long.",
     }.items()
 }
 _UNAUTHORISED: dict[int | str, dict[str, Any]] = {401: {"model": ErrorResponse, "description": "No valid token."}}
 
-Guard = Callable[..., Awaitable[None]]
-
 
 def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
     metrics = predictor.metrics
     answerer = Answerer(predictor, settings, metrics)
+    tokens = Tokens(settings.tokens, settings.token_file)
+    log = AccessLog(settings.access_log) if settings.access_log else None
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        watcher = Watcher(predictor.refresh, settings.poll_seconds)
-        if settings.watch:
+        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if settings.watch else []
+        watchers += [Watcher(tokens.refresh, settings.poll_seconds)] if settings.token_file else []
+        for watcher in watchers:
             watcher.start()
+        answerer.start()
         yield
-        watcher.stop()
+        for watcher in watchers:
+            watcher.stop()
+        if log is not None:
+            log.close()
+        await answerer.close()
         predictor.close()
 
     # FastAPI's own documentation page loads its scripts from a CDN; this one brings them along.
@@ -67,20 +77,26 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.add_middleware(RequestMetrics, metrics=metrics)
+    app.add_middleware(Lingering, most_bytes=settings.max_linger_bytes, seconds=settings.body_timeout_seconds)
+    app.add_middleware(Observed, metrics=metrics, log=log, client_header=settings.client_header)
     add_error_handlers(app)
-    protection = [Depends(_guard(settings.token_sha256))] if settings.token_sha256 else []
-    _add_prediction(app, answerer, protection)
+    app.state.tokens = tokens
+    guarded = tokens or settings.client_requests_a_second
+    protection = [Depends(guard(tokens, settings, metrics))] if guarded else []
+    schemas = Schemas()
+    _add_prediction(app, answerer, protection, schemas)
     _add_information(app, predictor)
-    open_inference.add_routes(app, answerer, protection)
+    open_inference.add_routes(app, answerer, protection, schemas)
+    schemas.publish(app)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     return app
 
 
-def _add_prediction(app: FastAPI, answerer: Answerer, protection: list[Any]) -> None:
-    content = {
-        inputs.JSON: {"schema": PredictRequest.model_json_schema()},
-        **dict.fromkeys((inputs.PNG, inputs.JPEG, inputs.NPY), _BINARY),
+def _add_prediction(app: FastAPI, answerer: Answerer, protection: list[Any], schemas: Schemas) -> None:
+    content: dict[str, Any] = {
+        inputs.JSON: {"schema": {"anyOf": [schemas.of(PredictRequest), schemas.of(PredictRowsRequest)]}},
+        **dict.fromkeys((*inputs.IMAGES, inputs.NPY), _BINARY),
+        inputs.CSV: {"schema": {"type": "string"}},
     }
 
     @app.post(
@@ -96,20 +112,19 @@ def _add_prediction(app: FastAPI, answerer: Answerer, protection: list[Any]) -> 
             float | None, Query(gt=0, le=1, allow_inf_nan=False, description="As in a JSON body, for any body.")
         ] = None,
     ) -> Response:
-        """Label, probabilities, entropy and "I don't know" for images, by one forward pass."""
+        """Label, probabilities, entropy and "I don't know" for images, or rows of a table, by one forward pass."""
         answer = await answerer.predict(request, _media_type(request), coverage)
-        return _json({"model": answer.student.reference, "abstention": answer.level, "predictions": answer.predictions})
+        head: dict[str, Any] = {"model": answer.student.reference, "abstention": answer.level}
+        if answer.hint:
+            head["hint"] = answer.hint
+        predictions = await json_list(answer.predictions, len(answer.student.card["classes"]))
+        return Response(to_json(head)[:-1] + b',"predictions":' + predictions + b"}", media_type=inputs.JSON)
 
 
 def _media_type(request: Request) -> str:
     given = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if given not in inputs.MEDIA_TYPES:
-        raise RequestError(
-            415,
-            "unsupported_media_type",
-            "Content-Type",
-            f"{given[:100]!r} is not taken; send one of {', '.join(inputs.MEDIA_TYPES)}",
-        )
+        raise unsupported(given, inputs.MEDIA_TYPES)
     return given
 
 
@@ -139,22 +154,6 @@ def _add_information(app: FastAPI, predictor: Predictor) -> None:
     async def metrics() -> Response:
         """Prometheus metrics of the replica that answers."""
         return Response(predictor.metrics.text(), media_type="text/plain; version=0.0.4")
-
-
-def _guard(digest: str) -> Guard:
-    scheme = HTTPBearer(auto_error=False)
-
-    async def authorise(given: Annotated[HTTPAuthorizationCredentials | None, Depends(scheme)]) -> None:
-        if given is None or not token_fits(given.credentials, digest):
-            raise RequestError(
-                401,
-                "unauthorised",
-                "Authorization",
-                "send the service's token as `Authorization: Bearer …`",
-                {"WWW-Authenticate": "Bearer"},
-            )
-
-    return authorise
 
 
 def _json(content: Any) -> Response:

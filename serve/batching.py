@@ -9,20 +9,20 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 
-from fedppd_ray.evaluation.metrics import Floats
-from fedppd_ray.prediction import Pixels
+from fedppd_ray.data.parts import RawRows
+from fedppd_ray.inference.scores import Floats
+from serve.priority import lower_priority
 from serve.student import ServedStudent
 
 
 @dataclass(frozen=True)
 class _Job:
     student: ServedStudent
-    pixels: Pixels
+    values: RawRows
     answer: "asyncio.Future[Floats]"
 
 
@@ -36,16 +36,15 @@ class Batcher:
         self._worker: asyncio.Task[None] | None = None
         # One thread for shared passes and one for requests too large to share, so that those do not hold up others.
         # Torch counts its helper threads for each calling thread: these two may use them all, the event loop's none.
-        start = (lambda: None) if threads is None else partial(torch.set_num_threads, threads)
-        self._shared = ThreadPoolExecutor(1, thread_name_prefix="batch", initializer=start)
-        self._large = ThreadPoolExecutor(1, thread_name_prefix="large", initializer=start)
+        self._shared = ThreadPoolExecutor(1, thread_name_prefix="batch", initializer=_begin, initargs=(threads, False))
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large", initializer=_begin, initargs=(threads, True))
 
-    async def log_probabilities(self, student: ServedStudent, pixels: Pixels) -> Floats:
+    async def log_probabilities(self, student: ServedStudent, values: RawRows) -> Floats:
         loop = asyncio.get_running_loop()
-        if len(pixels) > self._max_rows:
-            self._observe(len(pixels))
-            return await loop.run_in_executor(self._large, student.log_probabilities, pixels)
-        job = _Job(student, pixels, loop.create_future())
+        if len(values) > self._max_rows:
+            self._observe(len(values))
+            return await loop.run_in_executor(self._large, student.log_probabilities, values)
+        job = _Job(student, values, loop.create_future())
         self._waiting.append(job)
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
@@ -55,7 +54,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while jobs := self._take():
             student = jobs[0].student
-            rows = jobs[0].pixels if len(jobs) == 1 else np.concatenate([job.pixels for job in jobs])
+            rows = jobs[0].values if len(jobs) == 1 else np.concatenate([job.values for job in jobs])
             self._observe(len(rows))
             try:
                 if student.is_quick(len(rows)):
@@ -72,7 +71,7 @@ class Batcher:
                 continue
             start = 0
             for job in jobs:
-                stop = start + len(job.pixels)
+                stop = start + len(job.values)
                 if not job.answer.done():
                     job.answer.set_result(answers[start:stop])
                 start = stop
@@ -85,13 +84,20 @@ class Batcher:
             job = self._waiting[0]
             if not job.answer.done():
                 # After a hot reload, requests that were validated for the old student still get the old student.
-                if jobs and (job.student is not jobs[0].student or rows + len(job.pixels) > self._max_rows):
+                if jobs and (job.student is not jobs[0].student or rows + len(job.values) > self._max_rows):
                     break
                 jobs.append(job)
-                rows += len(job.pixels)
+                rows += len(job.values)
             self._waiting.popleft()
         return jobs
 
     def close(self) -> None:
         self._shared.shutdown(wait=True)
         self._large.shutdown(wait=True)
+
+
+def _begin(threads: int | None, patient: bool) -> None:
+    if patient:
+        lower_priority()  # before torch makes its helper threads, which inherit it
+    if threads is not None:
+        torch.set_num_threads(threads)

@@ -1,14 +1,17 @@
 """Reading a request's body within limits of size, time and of what all requests hold together."""
 
 import asyncio
-from collections.abc import Iterator
+import zlib
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from starlette.requests import ClientDisconnect, Request
 
-from serve.errors import RequestError
-from serve.metrics import Level
+from serve.metrics import Gauge
+from serve.refusals import RequestError, malformed
 from serve.settings import Settings
+
+_PIECE_BYTES = 128 * 1024
 
 
 class Overload(RequestError):
@@ -25,7 +28,7 @@ class Overload(RequestError):
 class Admission:
     """Bounds what waits in a replica: so many requests, with bodies of so many bytes together. The rest gets 503."""
 
-    def __init__(self, settings: Settings, pending: Level) -> None:
+    def __init__(self, settings: Settings, pending: Gauge) -> None:
         self._settings = settings
         self._pending = pending
         self._requests = 0
@@ -63,25 +66,34 @@ class Place:
         self.held += count
 
 
-async def read_body(request: Request, place: Place, settings: Settings) -> bytes:
+async def read_body(request: Request, place: Place, settings: Settings) -> bytes | bytearray:
+    """The body, unpacked where it came compressed."""
     most = settings.max_body_bytes
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > most:
+    if announced.isdecimal() and (len(announced) > 18 or int(announced) > most):
         raise _too_large(most)
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding not in ("identity", "gzip"):
         raise RequestError(
-            415, "unsupported_encoding", "Content-Encoding", "compressed bodies are not taken", {"Accept-Encoding": ""}
+            415, "unsupported_encoding", "Content-Encoding", "only gzip is taken", {"Accept-Encoding": "gzip"}
         )
-    parts: list[bytes] = []
-    size = 0
+    # One buffer that grows: to join all parts of a large body at the end would hold up everybody.
+    body: bytes | bytearray = b""
+    parts = request.stream() if encoding == "identity" else _unpacked(request.stream())
     try:
         async with asyncio.timeout(settings.body_timeout_seconds):
-            async for part in request.stream():
-                size += len(part)
-                if size > most:
+            async for part in parts:
+                if not part:
+                    continue
+                if len(body) + len(part) > most:
                     raise _too_large(most)
                 place.hold(len(part))
-                parts.append(part)
+                if not body:
+                    body = part
+                elif isinstance(body, bytes):
+                    body = bytearray(body) + part
+                else:
+                    body += part
     except TimeoutError:
         raise RequestError(
             408,
@@ -92,7 +104,25 @@ async def read_body(request: Request, place: Place, settings: Settings) -> bytes
         ) from None
     except ClientDisconnect:
         raise RequestError(400, "disconnected", "body", "the connection closed before the body was complete") from None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return body
+
+
+async def _unpacked(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A gzip stream in pieces of bounded size: a few bytes may stand for gigabytes, which the caller stops counting."""
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        async for part in parts:
+            waiting = part
+            while waiting and not unpacker.eof:
+                yield unpacker.decompress(waiting, _PIECE_BYTES)
+                waiting = unpacker.unconsumed_tail
+                await asyncio.sleep(0)  # others have their turn
+            if unpacker.eof and (waiting or unpacker.unused_data):
+                raise malformed("body", "has something behind its gzip stream")
+    except zlib.error:
+        raise malformed("body", "is not a readable gzip stream") from None
+    if not unpacker.eof:
+        raise malformed("body", "is a gzip stream that was cut short")
 
 
 def _too_large(most: int) -> RequestError:

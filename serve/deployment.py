@@ -1,6 +1,7 @@
 """The Ray Serve application: `serve.deployment:application`, for `fedppd serve`, `serve run` and a RayService."""
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -15,13 +16,16 @@ from ray import serve as ray_serve
 from ray.serve.config import BackpressureConfig
 from ray.serve.metrics import Gauge
 
-from fedppd_ray.checkpoint.remote import absolute
+from fedppd_ray.config.own_networks import allow
 from fedppd_ray.errors import ConfigError
+from fedppd_ray.runs.remote import absolute
+from serve.access_log import WithRequest
 from serve.app import create_app
 from serve.metrics import Metrics
 from serve.predictor import Loader, Predictor
-from serve.settings import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, Settings, read_token_digest
+from serve.settings import Settings
 from serve.student import ServedStudent
+from serve.tokens import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, read_tokens, token_file
 
 logger = logging.getLogger("fedppd.serve")
 
@@ -42,8 +46,12 @@ class StudentReplica:
     def __init__(self, settings: dict[str, Any]) -> None:
         _log_to_stderr()
         self._settings = _with_threads(Settings.model_validate(settings))
+        allow(self._settings.allow_networks)
         self._predictor = Predictor(self._settings, Metrics(), self.load)
         _RayMirror(self._predictor.metrics).start()
+        # What is loaded now stays: the collector need not look at a million objects again while requests wait.
+        gc.collect()
+        gc.freeze()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._predictor, self._settings)
@@ -85,12 +93,13 @@ Student = deployment(ray_serve.ingress()(StudentReplica))
 
 def application(args: ApplicationArgs) -> Any:
     """Builds the application from the `args` of a config file; the token comes from the environment or its file."""
-    digest = args.token_sha256 or read_token_digest(os.environ)
-    if digest is None and not args.insecure:
+    tokens = args.tokens or read_tokens(os.environ)
+    if not tokens and not args.insecure:
         raise ConfigError(
             f"no token: set ${TOKEN_VARIABLE} or ${TOKEN_FILE_VARIABLE} on the head node, or `insecure: true` in args"
         )
-    settings = args.model_copy(update={"token_sha256": digest}).model_dump(exclude={"insecure"})
+    file = args.token_file or (str(path) if (path := token_file(os.environ)) else None)
+    settings = args.model_copy(update={"tokens": tokens, "token_file": file}).model_dump(exclude={"insecure"})
     return Student.bind(settings | {"run": absolute(args.run)})
 
 
@@ -122,7 +131,8 @@ def _log_to_stderr() -> None:
     """A replica's own log lines go where Ray collects them, and from there to whoever started the service."""
     # Serve replaces sys.stderr by a log file of its own that nobody follows; the original is forwarded.
     handler = logging.StreamHandler(sys.__stderr__)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s [%(request)s] %(message)s", "%H:%M:%S"))
+    handler.addFilter(WithRequest())
     package = logging.getLogger("fedppd")
     package.handlers = [handler]
     package.setLevel(logging.INFO)

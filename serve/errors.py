@@ -1,7 +1,6 @@
-"""Refusals that a caller sees: a status, the field that is wrong, and what to do."""
+"""Refusals as answers."""
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -9,31 +8,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
+from serve.access_log import REQUEST_ID, current_request
+from serve.refusals import RequestError, invalid
+
 logger = logging.getLogger("fedppd.serve")
-
-
-class RequestError(Exception):
-    """Answered as JSON with this status; `field` names the part of the request that is to be mended."""
-
-    def __init__(
-        self, status: int, code: str, field: str, message: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(status, code, field, message, headers)
-        self.status = status
-        self.code = code
-        self.field = field
-        self.message = message
-        self.headers = dict(headers or {})
-
-
-def invalid(field: str, message: str) -> RequestError:
-    """422: well-formed, but not what the model takes."""
-    return RequestError(422, "invalid_input", field, message)
-
-
-def malformed(field: str, message: str) -> RequestError:
-    """400: cannot be parsed at all."""
-    return RequestError(400, "malformed", field, message)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -56,7 +34,8 @@ def add_error_handlers(app: FastAPI) -> None:
     async def on_bug(request: Request, error: Exception) -> Response:
         logger.error("a request failed: %s %s", request.method, request.url.path, exc_info=error)
         message = "this is a fault of the service; it has been logged"
-        return _refused(request, RequestError(500, "internal", "", message))
+        headers = {REQUEST_ID: current_request.get()}
+        return _refused(request, RequestError(500, "internal", "", message, headers))
 
 
 def _refused(request: Request, error: RequestError) -> Response:

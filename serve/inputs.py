@@ -1,44 +1,55 @@
-"""Request bodies as arrays of rows × channels × height × width. Whatever does not fit is the caller's to mend."""
+"""Bodies of images as arrays of rows × channels × height × width. Whatever does not fit is the caller's to mend."""
 
 import io
 import logging
-import math
 from typing import Any, cast
 
 import numpy as np
-from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from fedppd_ray.prediction import Pixels, image_pixels
-from serve.errors import RequestError, invalid, malformed
+from fedppd_ray.data.parts import RawRows
+from fedppd_ray.data.pixels import ImageContentError, Pixels, fit, picture, to_predict
+from fedppd_ray.data.readers.pixels import read_dicom
+from fedppd_ray.errors import DataError
+from serve.npy import read_npy
+from serve.refusals import RequestError, image_too_large, invalid, malformed
 from serve.schemas import Validator
+from serve.structure import JPEG, NAMES, PNG, examine
+from serve.takes import ImageInput
 
 logger = logging.getLogger("fedppd.serve")
 
-JSON, PNG, JPEG, NPY = "application/json", "image/png", "image/jpeg", "application/x-npy"
-MEDIA_TYPES = (JSON, PNG, JPEG, NPY)
-_FORMATS = {PNG: "PNG", JPEG: "JPEG"}
-_NPY_KINDS = {"u1", "f2", "f4", "f8"}
-_NPY_HEADER_BYTES = 4096
+JSON, NPY, CSV = "application/json", "application/x-npy", "text/csv"
+TIFF, DICOM = "image/tiff", "application/dicom"
+IMAGES = (PNG, JPEG, TIFF, DICOM)
+MEDIA_TYPES = (JSON, *IMAGES, NPY, CSV)
+# JSON up to this size, with no more strings than its keys need, is parsed in a millisecond, whatever it holds.
+_BRIEF_BYTES, _BRIEF_QUOTES = 24 * 1024, 8
+# The same for checking the range of that many bytes of floats, and making them float32.
+BRIEF_ARRAY_BYTES = 64 * 1024
 
-Shape = tuple[int, int, int]
+Body = bytes | bytearray
 
 
-def decode_json(body: bytes, validator: Validator) -> tuple[Pixels, float | None]:
+def is_brief_json(body: Body, quotes: int = _BRIEF_QUOTES) -> bool:
+    return len(body) <= _BRIEF_BYTES and body.count(b'"') <= quotes
+
+
+def decode_json(body: Body, validator: Validator) -> tuple[RawRows, float | None]:
     """The images and the coverage of `{"instances": […], "coverage": …}`."""
     try:
         request = cast(Any, validator.model_validate_json(body))
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     pixels = np.asarray(request.instances, np.float32)
-    # Grey images come as H×W, colour as H×W×3; the network takes channels first.
+    # Grey images come as H×W, others as H×W×C; the network takes channels first.
     rows = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     return rows, request.coverage
 
 
-def _refusal(error: ValidationError) -> RequestError:
+def refusal(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         return malformed("body", first["msg"])
@@ -46,86 +57,72 @@ def _refusal(error: ValidationError) -> RequestError:
     return invalid(field or "body", first["msg"])
 
 
-def decode_npy(body: bytes, shape: Shape, max_images: int) -> Pixels:
-    """A .npy file of N×H×W[×3] bytes or floats. Never unpickles, and copies nothing that is a byte array."""
-    array = _read_npy(body)
-    channels, height, width = shape
-    wanted = (height, width) if channels == 1 else (height, width, channels)
-    if array.shape[1:] != wanted or array.ndim != len(wanted) + 1:
+def open_npy(body: Body, sides: tuple[int, ...], max_rows: int) -> NDArray[Any]:
+    """The array of a .npy file, N×`sides` integers or floats, checked but for its values."""
+    array = read_npy(body)
+    if array.shape[1:] != sides or array.ndim != len(sides) + 1:
         sizes = "×".join(str(side) for side in array.shape) or "a single number"
-        raise invalid("body", f"the array is {sizes}; this model takes N×{'×'.join(map(str, wanted))}")
-    check_count("body", len(array), max_images)
-    check_range("body", array)
-    rows = array[:, None] if channels == 1 else array.transpose(0, 3, 1, 2)
+        raise invalid("body", f"the array is {sizes[:100]}; this model takes N×{'×'.join(map(str, sides))}")
+    check_count("body", len(array), max_rows)
+    return array
+
+
+def checked_pixels(field: str, array: NDArray[Any], takes: ImageInput) -> RawRows:
+    """Rows with values in the model's range as the network takes them, of an array N×H×W[×C]. Bytes are not copied."""
+    check_range(field, array, takes)
+    rows = array[:, None] if takes.shape[0] == 1 else array.transpose(0, 3, 1, 2)
     return rows if array.dtype == np.uint8 else rows.astype(np.float32)
 
 
-def _read_npy(body: bytes) -> NDArray[Any]:
-    stream = io.BytesIO(body)
-    try:
-        version = npy_format.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"version {version[0]}.{version[1]} is not known")
-        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        shape, fortran, dtype = read(stream, max_header_size=_NPY_HEADER_BYTES)
-    except Exception as error:  # the header is a Python literal: crafted ones fail in the parser in many ways
-        logger.info("refused an npy body: %s: %s", type(error).__name__, error)
-        raise malformed("body", f"is not a readable .npy file ({str(error)[:200]})") from None
-    if dtype.hasobject or dtype.str[1:] not in _NPY_KINDS:
-        raise invalid("body", f"the array's type is {dtype}; give uint8 or float")
-    if any(side < 0 for side in shape):
-        raise malformed("body", "the .npy header has a negative size")
-    data = memoryview(body)[stream.tell() :]
-    # Exact integers: a header may claim more elements than a machine word can count.
-    if math.prod(shape) * dtype.itemsize != len(data):
-        raise malformed("body", f"the .npy header promises {math.prod(shape)} values, which the body does not hold")
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
-
-
-def check_count(field: str, count: int, most: int) -> None:
+def check_count(field: str, count: int, most: int, what: str = "image") -> None:
     if count < 1:
-        raise invalid(field, "is empty: give at least one image")
+        raise invalid(field, f"is empty: give at least one {what}")
     if count > most:
-        raise invalid(field, f"holds {count} images; at most {most} are taken in one request")
+        raise invalid(field, f"holds {count} {what}s; at most {most} are taken in one request")
 
 
-def check_range(field: str, array: NDArray[Any]) -> None:
-    """Pixel values are finite and within 0–255."""
-    if array.dtype == np.uint8:
+def check_range(field: str, array: NDArray[Any], takes: ImageInput) -> None:
+    """Pixel values are finite and within the model's range."""
+    least, largest = takes.range
+    if array.dtype.kind == "u" and least <= 0 and np.iinfo(array.dtype).max <= largest:
         return
     low, high = array.min(), array.max()
     # NaN compares false with everything, so this refuses it too.
-    if not (low >= 0 and high <= 255):
+    if not (low >= least and high <= largest):
         found = "not a number" if np.isnan(low) or np.isnan(high) else f"from {low:g} to {high:g}"
-        raise invalid(field, f"pixel values are {found}; they must be within 0–255")
+        raise invalid(field, f"pixel values are {found}; they must be within {takes.bounds}")
 
 
-def open_image(body: bytes, media_type: str, max_pixels: int) -> Image.Image:
-    """Reads the header alone: the caller knows the size before any pixel is decompressed."""
+def decode_image(body: Body, media_type: str, takes: ImageInput, max_pixels: int) -> RawRows:
+    """One row, as `fedppd predict` would show it to the model. Only for decoder processes: it may take its time."""
+    if media_type in NAMES:
+        examine(body, media_type, max_pixels)
+    wanted = to_predict(takes.shape, takes.range)
     try:
-        image = Image.open(io.BytesIO(body), formats=[_FORMATS[media_type]])
-    except Image.DecompressionBombError:
-        raise _too_many_pixels("far more", max_pixels) from None
+        pixels = _dicom(body) if media_type == DICOM else _picture(body, media_type, takes, max_pixels)
+        row = fit(pixels, wanted)
+    except ImageContentError as error:
+        raise invalid("body", str(error)) from None
+    except (MemoryError, RequestError):
+        raise
     except Exception as error:  # decoders meet crafted bytes with any exception there is
-        raise _broken(media_type, error) from None
-    if image.width * image.height > max_pixels:
-        raise _too_many_pixels(f"{image.width}×{image.height}", max_pixels)
-    return image
+        logger.info("refused a %s body: %s: %s", media_type, type(error).__name__, error)
+        kind = media_type.rpartition("/")[2].upper()
+        raise malformed("body", f"is not a readable {kind} image") from None
+    return row[None] if row.dtype == np.uint8 else row[None].astype(np.float32)
 
 
-def decode_image(image: Image.Image, media_type: str, shape: Shape) -> Pixels:
-    """One row, greyed or coloured and resized to the model's input."""
+def _picture(body: Body, media_type: str, takes: ImageInput, max_pixels: int) -> Pixels:
+    with Image.open(io.BytesIO(body), formats=[NAMES.get(media_type, "TIFF")]) as image:
+        if image.width * image.height > max_pixels:  # of TIFF this is not known before
+            raise image_too_large(
+                f"the image has {image.width}×{image.height} pixels; at most {max_pixels:,} are decoded"
+            )
+        return picture(image, to_predict(takes.shape, takes.range))
+
+
+def _dicom(body: Body) -> Pixels:
     try:
-        with image:
-            return image_pixels(image, *shape)[None]
-    except Exception as error:  # as above: a broken scan line shows only now
-        raise _broken(media_type, error) from None
-
-
-def _too_many_pixels(found: str, most: int) -> RequestError:
-    return RequestError(413, "image_too_large", "body", f"the image has {found} pixels; at most {most:,} are decoded")
-
-
-def _broken(media_type: str, error: Exception) -> RequestError:
-    logger.info("refused a %s body: %s: %s", media_type, type(error).__name__, error)
-    return malformed("body", f"is not a readable {_FORMATS[media_type]} image")
+        return read_dicom(io.BytesIO(body), "body")
+    except DataError as error:
+        raise invalid("body", str(error).removeprefix("body: ")) from None

@@ -1,9 +1,11 @@
 """`fedppd serve`: a Ray of our own (or the cluster at $RAY_ADDRESS), the application on it, until a signal."""
 
+import fcntl
 import logging
 import os
+import shutil
 import socket
-import tempfile
+import ssl
 import threading
 import time
 import urllib.error
@@ -14,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedppd_ray.checkpoint.export import read_card
-from fedppd_ray.checkpoint.remote import Location, absolute
 from fedppd_ray.errors import ConfigError, FedPPDError, ResourceError
-from serve.proxy import set_proxy_environment
-from serve.settings import Settings, check_exposure, read_token_digest
+from fedppd_ray.runs.export import read_card
+from fedppd_ray.runs.remote import Location, absolute
+from serve.haproxy_config import CLIENT_HEADER
+from serve.proxy import ray_folder, set_proxy_environment, short_folder
+from serve.settings import Settings, check_exposure, check_ray_authentication
+from serve.tls import certificate_file
+from serve.tokens import read_tokens, token_file
 
 logger = logging.getLogger("fedppd.serve")
 
@@ -27,6 +32,8 @@ _START_SECONDS = 120.0
 _LOOK_SECONDS = 5.0
 # Behind the replica's own limits (body 10 s + prediction 20 s): ends whatever those do not see.
 _REQUEST_SECONDS = 40.0
+_KEEP_ALIVE_SECONDS = 30
+_FOLDER = "fedppd-"
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,11 @@ class Plan:
     watch: bool
     insecure: bool
     token_file: Path | None
+    client_connections: int = 256
+    client_requests: float = 0.0
+    access_log: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
 
 
 def serve_until(
@@ -50,21 +62,28 @@ def serve_until(
 
     `replica` makes another Serve deployment than the usual one (benchmarks do).
     """
-    digest = read_token_digest(os.environ, plan.token_file)
-    check_exposure(plan.host, digest, plan.insecure)
+    tokens = read_tokens(os.environ, plan.token_file)
+    check_exposure(plan.host, bool(tokens), plan.insecure)
+    if not os.environ.get("RAY_ADDRESS"):
+        check_ray_authentication(os.environ, plan.insecure)
     card = read_card(plan.run)
     cores = os.cpu_count() or 1
     settings = Settings(
         run=absolute(plan.run),
         watch=plan.watch,
         threads=max(1, cores // plan.replicas),
-        token_sha256=digest,
+        tokens=tokens,
+        token_file=_absolute(plan.token_file or token_file(os.environ)),
+        client_requests_a_second=plan.client_requests,
+        access_log=_absolute(plan.access_log),
     )
-    with _ray(plan, cores):
+    with _ray(plan, cores) as haproxy:
+        if haproxy:
+            settings = settings.model_copy(update={"client_header": CLIENT_HEADER})
         _deploy(plan, settings, replica)
         try:
             _wait_until_ready(plan)
-            protected = "with a token" if digest else "without a token"
+            protected = "with a token" if tokens else "without a token"
             announce(f"serving {card['name']} {card['version']} at {_url(plan)}  ({protected}; Ctrl-C stops)")
             _watch_over(stop)
         finally:
@@ -73,19 +92,31 @@ def serve_until(
 
 
 @contextmanager
-def _ray(plan: Plan, cores: int) -> Iterator[None]:
+def _ray(plan: Plan, cores: int) -> Iterator[bool]:
+    """Ray and Serve; yields whether the proxy is an HAProxy of ours."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         _check_port(plan.host, plan.port)
-    with tempfile.TemporaryDirectory(prefix="fedppd-serve-") as folder:
-        haproxy = False if address else set_proxy_environment(os.environ, Path(folder), drain_seconds=1)
+    with _own_folder() as folder:
+        temporary = None if address else ray_folder(os.environ)
+        certificate = certificate_file(plan.certificate, plan.key, folder)
+        haproxy = not address and set_proxy_environment(os.environ, folder, 1, plan.client_connections, certificate)
+        if certificate and not haproxy:
+            raise ConfigError(
+                "--tls-cert: HTTPS needs the HAProxy of a Ray of its own; put a TLS proxy in front instead"
+            )
         # Only now: Ray reads the environment as it is imported and started.
         import ray
         from ray import serve as ray_serve
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
-        http = {"host": plan.host, "port": plan.port, "request_timeout_s": _REQUEST_SECONDS}
+        http = {
+            "host": plan.host,
+            "port": plan.port,
+            "request_timeout_s": _REQUEST_SECONDS,
+            "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS,
+        }
         try:
             if address:
                 ray.init(address=address, **quiet)
@@ -96,19 +127,45 @@ def _ray(plan: Plan, cores: int) -> Iterator[None]:
                     include_dashboard=False,
                     num_cpus=max(cores, plan.replicas),
                     _node_ip_address="127.0.0.1",
+                    _temp_dir=temporary,
                     **quiet,
                 )
             ray_serve.start(http_options=http, proxy_location="HeadOnly" if not address else "EveryNode")
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ResourceError(f"no Ray cluster at {address or 'this machine'}: {reason}") from None
         logger.info("proxy: %s", _proxy_name(haproxy, address))
         try:
-            yield
+            yield haproxy
         finally:
             if not address:
                 ray_serve.shutdown()
             ray.shutdown()
+
+
+@contextmanager
+def _own_folder() -> Iterator[Path]:
+    """A folder for the proxy's files. Those of services that were killed are removed: nobody else would do it."""
+    folder = short_folder(_FOLDER)
+    with (folder / "lock").open("w") as lock:
+        # Held while this process lives, however it ends.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for other in folder.parent.glob(f"{_FOLDER}*"):
+            if other != folder and _is_abandoned(other):
+                shutil.rmtree(other, ignore_errors=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        with (folder / "lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:  # it is held, is somebody else's, or has no lock yet
+        return False
 
 
 def _proxy_name(haproxy: bool, address: str | None) -> str:
@@ -133,9 +190,11 @@ def _deploy(plan: Plan, settings: Settings, replica: Callable[[], Any] | None) -
 def _wait_until_ready(plan: Plan) -> None:
     """The replicas are up before the proxy has heard of them."""
     deadline = time.monotonic() + _START_SECONDS
+    # It is our own server, and its certificate is most likely for another name than the address asked here.
+    anyone = ssl._create_unverified_context() if plan.certificate else None
     while True:
         try:
-            with urllib.request.urlopen(f"{_url(plan)}/readyz", timeout=5):
+            with urllib.request.urlopen(f"{_url(plan)}/readyz", timeout=5, context=anyone):
                 return
         except (urllib.error.URLError, OSError) as error:
             if time.monotonic() > deadline:
@@ -160,6 +219,11 @@ def _withdraw() -> None:
     ray_serve.delete(_NAME)
 
 
+def _absolute(path: Path | None) -> str | None:
+    """Replicas have other working folders."""
+    return str(path.resolve()) if path else None
+
+
 def _check_port(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -172,4 +236,5 @@ def _check_port(host: str, port: int) -> None:
 
 def _url(plan: Plan) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(plan.host, plan.host)
-    return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{plan.port}"
+    scheme = "https" if plan.certificate else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{plan.port}"

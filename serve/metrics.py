@@ -6,7 +6,7 @@ recorded under one lock and read only by `collect`.
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ class _Family(Protocol):
     def metric(self) -> Metric: ...
 
 
-class Count:
+class Counter:
     """A counter with one value for each combination of labels."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
@@ -36,6 +36,10 @@ class Count:
         with self._lock:
             self._values[labels] = self._values.get(labels, 0) + by
 
+    def totals(self, wanted: Callable[[tuple[str, ...]], bool]) -> dict[tuple[str, ...], float]:
+        with self._lock:
+            return {labels: value for labels, value in self._values.items() if wanted(labels)}
+
     def metric(self) -> Metric:
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         with self._lock:
@@ -44,7 +48,7 @@ class Count:
         return family
 
 
-class Level:
+class Gauge:
     """A gauge."""
 
     def __init__(self, name: str, text: str) -> None:
@@ -58,7 +62,7 @@ class Level:
         return GaugeMetricFamily(self._name, self._text, value=self.value)
 
 
-class Spread:
+class Histogram:
     """A histogram that takes one value, or an array of them at once."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
@@ -82,6 +86,11 @@ class Spread:
             self._counts += places
             self._sum += float(array.sum())
 
+    def totals(self) -> tuple[int, float]:
+        """How many values, and their sum."""
+        with self._lock:
+            return int(self._counts.sum()), self._sum
+
     def metric(self) -> Metric:
         with self._lock:
             running, total = np.cumsum(self._counts).tolist(), self._sum
@@ -93,17 +102,20 @@ class Spread:
 
 class Metrics(Collector):
     def __init__(self) -> None:
-        self.requests = Count("fedppd_requests", "Requests by route and status.", ["route", "status"])
-        self.request_seconds = Spread(
+        self.requests = Counter("fedppd_requests", "Requests by route and status.", ["route", "status"])
+        self.request_seconds = Histogram(
             "fedppd_request_seconds", "Time to answer a prediction request, in the replica.", _LATENCY
         )
-        self.batch_rows = Spread("fedppd_batch_rows", "Images that shared one forward pass.", _ROWS)
-        self.entropy = Spread("fedppd_entropy_nats", "Predictive entropy of the images.", _NATS)
-        self.predictions = Count("fedppd_predictions", "Images predicted, by whether it abstained.", ["abstain"])
-        self.reloads = Count("fedppd_reloads", "New exports, by what became of them.", ["result"])
-        self.reload_failing = Level("fedppd_reload_failing", "1 while the newest export is refused.")
-        self.model_round = Level("fedppd_model_round", "Training round of the student in force.")
-        self.pending = Level("fedppd_pending_requests", "Prediction requests in the replica.")
+        self.batch_rows = Histogram("fedppd_batch_rows", "Images that shared one forward pass.", _ROWS)
+        self.entropy = Histogram("fedppd_entropy_nats", "Predictive entropy of the images.", _NATS)
+        self.predictions = Counter("fedppd_predictions", "Images predicted, by whether it abstained.", ["abstain"])
+        self.reloads = Counter("fedppd_reloads", "New exports, by what became of them.", ["result"])
+        self.reload_failing = Gauge("fedppd_reload_failing", "1 while the newest export is refused.")
+        self.model_round = Gauge("fedppd_model_round", "Training round of the current student.")
+        self.decoders_lost = Counter("fedppd_decoders_lost", "Decoders ended by the body they decoded.", [])
+        self.token_requests = Counter("fedppd_token_requests", "Requests by the name of their token.", ["token"])
+        self.pending = Gauge("fedppd_pending_requests", "Prediction requests in the replica.")
+        self.last_inference = 0  # milliseconds of the epoch, as Triton's statistics have it
         self._families: tuple[_Family, ...] = (
             self.requests,
             self.request_seconds,
@@ -113,6 +125,8 @@ class Metrics(Collector):
             self.reloads,
             self.reload_failing,
             self.model_round,
+            self.decoders_lost,
+            self.token_requests,
             self.pending,
         )
         self._registry = CollectorRegistry()

@@ -3,91 +3,33 @@
 https://github.com/kserve/open-inference-protocol, and Triton's binary tensor data extension.
 """
 
-import math
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from fedppd_ray import __version__
-from fedppd_ray.prediction import Pixels
-from serve.answers import Answer, Answerer
+from serve.answers import Answer, Answerer, in_pieces, json_list
 from serve.body import read_body
-from serve.errors import RequestError, invalid, malformed
-from serve.inputs import JSON, Shape, check_count, check_range
+from serve.column_tensors import DATATYPES
+from serve.inputs import JSON
+from serve.metrics import Metrics
+from serve.middleware import PREDICTION_ROUTES
+from serve.openapi import Schemas
+from serve.refusals import RequestError
 from serve.student import ServedStudent
+from serve.takes import ImageInput, TableInput, Takes
+from serve.tensors import HEADER_LENGTH, INPUT, OUTPUTS, ROW_OUTPUTS, InferRequest, Wish
 
-INPUT = "image"
-_OUTPUTS = {
-    "label": "INT64",
-    "class_name": "BYTES",
-    "probabilities": "FP64",
-    "entropy": "FP64",
-    "normalized_entropy": "FP64",
-    "abstain": "BOOL",
-}
+_EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
 _NUMPY = {"INT64": "<i8", "FP64": "<f8", "BOOL": "?"}
-_INPUT_TYPES = {
-    "UINT8": "u1", "INT8": "i1", "UINT16": "<u2", "INT16": "<i2", "UINT32": "<u4", "INT32": "<i4",
-    "UINT64": "<u8", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
-}  # fmt: skip
-_HEADER_LENGTH = "Inference-Header-Content-Length"
-_MOST_DIMENSIONS = 4
 
 
-class _Loose(BaseModel):
-    """Clients send parameters of their own; what is not known here is left alone, as the protocol asks."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class InputParameters(_Loose):
-    binary_data_size: StrictInt | None = Field(None, ge=0)
-
-
-class OutputParameters(_Loose):
-    binary_data: StrictBool | None = None
-
-
-class RequestParameters(_Loose):
-    binary_data_output: StrictBool = False
-    coverage: float | None = Field(None, gt=0, le=1, strict=True, allow_inf_nan=False)
-
-
-class InputTensor(_Loose):
-    name: StrictStr
-    shape: list[StrictInt] = Field(max_length=_MOST_DIMENSIONS)
-    datatype: StrictStr
-    data: list[Any] | None = None
-    parameters: InputParameters = InputParameters()
-
-
-class OutputRequest(_Loose):
-    name: StrictStr
-    parameters: OutputParameters = OutputParameters()
-
-
-class InferRequest(_Loose):
-    id: StrictStr | None = None
-    inputs: list[InputTensor] = Field(min_length=1, max_length=1)
-    outputs: list[OutputRequest] | None = Field(None, max_length=len(_OUTPUTS))
-    parameters: RequestParameters = RequestParameters()
-
-
-@dataclass(frozen=True)
-class _Body:
-    request: InferRequest
-    binary: memoryview
-
-
-def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any]) -> None:
+def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any], schemas: Schemas) -> None:
     _add_health(app)
     predictor = answerer.predictor
 
@@ -98,6 +40,18 @@ def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any]) -> None:
                 404, "unknown_model", "model", f"only {student.name}, version {student.version}, is served here"
             )
         return student
+
+    @app.post("/v2/repository/index")
+    async def index() -> Response:
+        student = predictor.current
+        return _json([{"name": student.name, "version": student.version, "state": "READY", "reason": ""}])
+
+    @app.get("/v2/models/stats")
+    @app.get("/v2/models/{name}/stats")
+    @app.get("/v2/models/{name}/versions/{version}/stats")
+    async def statistics(name: str | None = None, version: str | None = None) -> Response:
+        student = predictor.current if name is None else chosen(name, version)
+        return _json({"model_stats": [_statistics(student, predictor.metrics)]})
 
     @app.get("/v2/models/{name}")
     @app.get("/v2/models/{name}/versions/{version}")
@@ -110,7 +64,7 @@ def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any]) -> None:
         student = chosen(name, version)
         return _json({"name": student.name, "ready": True})
 
-    schema = {"requestBody": {"required": True, "content": {JSON: {"schema": InferRequest.model_json_schema()}}}}
+    schema = {"requestBody": {"required": True, "content": {JSON: {"schema": schemas.of(InferRequest)}}}}
 
     @app.post("/v2/models/{name}/infer", dependencies=protection, openapi_extra=schema)
     @app.post("/v2/models/{name}/versions/{version}/infer", dependencies=protection, openapi_extra=schema)
@@ -119,17 +73,14 @@ def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any]) -> None:
         with answerer.admission.admit() as place:
             content = await read_body(request, place, answerer.settings)
             student = chosen(name, version)
-            body = _parse(content, request.headers.get(_HEADER_LENGTH))
-            pixels = _pixels(body, student.shape, answerer.settings.max_images)
-            wanted = _wanted(body.request)
-            answer = await answerer.answer(student, pixels, body.request.parameters.coverage)
-            return _answer(body.request, answer, wanted)
+            wish, given = await answerer.tensors(content, request.headers.get(HEADER_LENGTH), student)
+            return await _answer(wish, await answerer.answer(student, given, wish.coverage))
 
 
 def _add_health(app: FastAPI) -> None:
     @app.get("/v2")
     async def server() -> Response:
-        return _json({"name": "fedppd", "version": __version__, "extensions": ["binary_tensor_data"]})
+        return _json({"name": "fedppd", "version": __version__, "extensions": _EXTENSIONS})
 
     @app.get("/v2/health/live")
     async def live() -> Response:
@@ -146,122 +97,77 @@ def _metadata(student: ServedStudent) -> dict[str, Any]:
         "name": student.name,
         "versions": [student.version],
         "platform": "fedppd_pytorch",
-        "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *_sides(student.shape)]}],
+        "inputs": _inputs(student.takes),
         "outputs": [
-            {"name": name, "datatype": datatype, "shape": sizes.get(name, [-1])} for name, datatype in _OUTPUTS.items()
+            {"name": name, "datatype": datatype, "shape": sizes.get(name, [-1])}
+            for name, datatype in (ROW_OUTPUTS if isinstance(student.takes, TableInput) else OUTPUTS).items()
         ],
     }
 
 
-def _sides(shape: Shape) -> tuple[int, ...]:
-    channels, height, width = shape
-    return (height, width) if channels == 1 else (height, width, channels)
+def _inputs(takes: Takes) -> list[dict[str, Any]]:
+    """One tensor of images; of a table a tensor per column, whose parameters are what the card knows of it."""
+    if isinstance(takes, ImageInput):
+        return [{"name": INPUT, "datatype": "FP32", "shape": [-1, *takes.sides], "parameters": {"range": takes.range}}]
+    return [
+        {
+            "name": column.name,
+            "datatype": DATATYPES[column.kind],
+            "shape": [-1],
+            "parameters": column.model_dump(mode="json", include={"kind", "low", "high", "categories", "missing"}),
+        }
+        for column in takes.columns
+    ]
 
 
-def _parse(content: bytes, header_length: str | None) -> _Body:
-    """The JSON part, and the bytes behind it where the header says how long the JSON is."""
-    length = len(content)
-    if header_length is not None:
-        if not header_length.isdecimal() or int(header_length) > length:
-            raise malformed(_HEADER_LENGTH, f"{header_length[:40]!r} is not a length within the body")
-        length = int(header_length)
-    try:
-        parsed = from_json(content[:length], allow_inf_nan=False)
-    except ValueError as error:
-        raise malformed("body", f"is not JSON: {error}") from None
-    try:
-        request = InferRequest.model_validate(parsed)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise invalid(".".join(map(str, first["loc"])) or "body", first["msg"]) from None
-    return _Body(request, memoryview(content)[length:])
-
-
-def _pixels(body: _Body, shape: Shape, max_images: int) -> Pixels:
-    tensor = body.request.inputs[0]
-    if tensor.name != INPUT:
-        raise invalid("inputs[0].name", f"{tensor.name[:100]!r} is unknown; the input is called {INPUT!r}")
-    if tensor.datatype not in _INPUT_TYPES:
-        raise invalid("inputs[0].datatype", f"{tensor.datatype[:100]!r} is not one of {', '.join(_INPUT_TYPES)}")
-    sides = _sides(shape)
-    if tuple(tensor.shape[1:]) != sides or not tensor.shape:
-        raise invalid("inputs[0].shape", f"{tensor.shape} is not [N, {', '.join(map(str, sides))}]")
-    check_count("inputs[0].shape", tensor.shape[0], max_images)
-    values = _binary(tensor, body.binary) if tensor.parameters.binary_data_size is not None else _listed(tensor)
-    check_range("inputs[0].data", values)
-    array = values.reshape(tensor.shape)
-    rows: NDArray[Any] = array[:, None] if shape[0] == 1 else array.transpose(0, 3, 1, 2)
-    return rows if rows.dtype == np.uint8 else rows.astype(np.float32)
-
-
-def _binary(tensor: InputTensor, binary: memoryview) -> NDArray[Any]:
-    dtype = np.dtype(_INPUT_TYPES[tensor.datatype])
-    needed = math.prod(tensor.shape) * dtype.itemsize
-    if tensor.parameters.binary_data_size != needed or len(binary) != needed:
-        raise invalid(
-            "inputs[0].parameters.binary_data_size",
-            f"{tensor.parameters.binary_data_size} bytes announced and {len(binary)} sent; the shape takes {needed}",
-        )
-    return np.frombuffer(binary, dtype)
-
-
-def _listed(tensor: InputTensor) -> NDArray[np.float64]:
-    """Flat or nested numbers; booleans and strings are not numbers."""
-    flat: list[Any] = tensor.data or []
-    for _ in range(_MOST_DIMENSIONS):
-        kinds = set(map(type, flat))
-        if kinds <= {int, float}:
-            break
-        if kinds != {list}:
-            raise invalid("inputs[0].data", "is ragged, or holds something that is not a number")
-        flat = list(chain.from_iterable(flat))
-    else:
-        raise invalid("inputs[0].data", "is nested too deeply")
-    if len(flat) != math.prod(tensor.shape):
-        raise invalid("inputs[0].data", f"has {len(flat)} values; the shape takes {math.prod(tensor.shape)}")
-    try:
-        return np.asarray(flat, np.float64)
-    except OverflowError:
-        raise invalid("inputs[0].data", "holds a number too large for a pixel") from None
-
-
-def _wanted(request: InferRequest) -> dict[str, bool]:
-    """Names of the outputs to send, and whether as binary."""
-    default = request.parameters.binary_data_output
-    if not request.outputs:
-        return dict.fromkeys(_OUTPUTS, default)
-    for number, output in enumerate(request.outputs):
-        if output.name not in _OUTPUTS:
-            raise invalid(f"outputs[{number}].name", f"{output.name[:100]!r} is not one of {', '.join(_OUTPUTS)}")
+def _statistics(student: ServedStudent, metrics: Metrics) -> dict[str, Any]:
+    """Triton's form, of what the replica that answers has done since it started, whatever the version was then."""
+    passes, rows = metrics.batch_rows.totals()
+    requests, seconds = metrics.request_seconds.totals()
+    statuses = metrics.requests.totals(lambda labels: labels[0].endswith(PREDICTION_ROUTES))
+    failed = int(sum(count for (_, status), count in statuses.items() if status != "200"))
     return {
-        output.name: default if output.parameters.binary_data is None else output.parameters.binary_data
-        for output in request.outputs
+        "name": student.name,
+        "version": student.version,
+        "last_inference": metrics.last_inference,
+        "inference_count": int(rows),
+        "execution_count": passes,
+        "inference_stats": {
+            "success": {"count": requests - failed, "ns": int(1e9 * seconds)},
+            "fail": {"count": failed, "ns": 0},
+        },
+        "batch_stats": [],
     }
 
 
-def _answer(request: InferRequest, answer: Answer, wanted: dict[str, bool]) -> Response:
+async def _answer(wish: Wish, answer: Answer) -> Response:
     rows, classes = len(answer.predictions), len(answer.student.card["classes"])
-    tensors: list[dict[str, Any]] = []
+    tensors: list[bytes] = []
     trailer: list[bytes] = []
-    for name, as_binary in wanted.items():
+    for name, as_binary in wish.outputs.items():
         column = [prediction[name] for prediction in answer.predictions]
-        shape = [rows, classes] if name == "probabilities" else [rows]
-        tensor: dict[str, Any] = {"name": name, "datatype": _OUTPUTS[name], "shape": shape}
+        if name == "outside":
+            column = [";".join(names) for names in column]
+        table = name == "probabilities"
+        width, shape = (classes, [rows, classes]) if table else (1, [rows])
+        tensor: dict[str, Any] = {"name": name, "datatype": ROW_OUTPUTS[name], "shape": shape}
         if as_binary:
-            content = _encode(_OUTPUTS[name], column)
+            content = b"".join([_encode(ROW_OUTPUTS[name], column[piece]) async for piece in in_pieces(rows, width)])
             tensor["parameters"] = {"binary_data_size": len(content)}
             trailer.append(content)
+            tensors.append(to_json(tensor))
         else:
-            tensor["data"] = list(chain.from_iterable(column)) if name == "probabilities" else column
-        tensors.append(tensor)
-    student = answer.student
-    head: dict[str, Any] = {"model_name": student.name, "model_version": student.version, "outputs": tensors}
-    if request.id is not None:
-        head["id"] = request.id
+            values = list(chain.from_iterable(column)) if table else column
+            tensors.append(to_json(tensor)[:-1] + b',"data":' + await json_list(values, 1) + b"}")
+    head: dict[str, Any] = {"model_name": answer.student.name, "model_version": answer.student.version}
+    if wish.id is not None:
+        head["id"] = wish.id
+    if answer.hint:
+        head["parameters"] = {"hint": answer.hint}
+    text = to_json(head)[:-1] + b',"outputs":[' + b",".join(tensors) + b"]}"
     if not trailer:
-        return _json(head)
-    text = to_json(head)
-    headers = {_HEADER_LENGTH: str(len(text))}
+        return Response(text, media_type=JSON)
+    headers = {HEADER_LENGTH: str(len(text))}
     return Response(b"".join([text, *trailer]), media_type="application/octet-stream", headers=headers)
 
 

@@ -1,7 +1,8 @@
-"""The student in force, and how another takes its place without a request noticing."""
+"""The current student, and how another takes its place without a request noticing."""
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -9,11 +10,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from fedppd_ray.checkpoint.export import read_card
-from fedppd_ray.checkpoint.remote import Location
+from fedppd_ray.data.parts import RawRows
 from fedppd_ray.errors import CheckpointError
-from fedppd_ray.evaluation.metrics import Floats
-from fedppd_ray.prediction import Pixels
+from fedppd_ray.inference.scores import Floats
+from fedppd_ray.runs.export import read_card
+from fedppd_ray.runs.remote import Location
 from serve.batching import Batcher
 from serve.metrics import Metrics
 from serve.settings import Settings
@@ -22,6 +23,8 @@ from serve.student import ServedStudent
 logger = logging.getLogger("fedppd.serve")
 
 _ATTEMPTS, _PAUSE_SECONDS = 5, 0.2
+_LONGEST_REASON = 300
+_FOLDERS = re.compile(r"(?<![\w.…])/(?:[^\s/:'\"]+/)+")
 
 
 Loader = Callable[[Location, int], ServedStudent]
@@ -61,9 +64,9 @@ class Predictor:
     def state(self) -> Reload:
         return self._state
 
-    async def log_probabilities(self, student: ServedStudent, pixels: Pixels) -> Floats:
+    async def log_probabilities(self, student: ServedStudent, values: RawRows) -> Floats:
         async with asyncio.timeout(self._settings.predict_timeout_seconds):
-            return await self._batcher.log_probabilities(student, pixels)
+            return await self._batcher.log_probabilities(student, values)
 
     def refresh(self) -> bool:
         """Load the export in the run folder if it is not the one served; true where a new student was swapped in.
@@ -81,7 +84,7 @@ class Predictor:
             try:
                 student = self._read(attempts=1 if known else _ATTEMPTS)
             except CheckpointError as error:
-                if not known or str(error) != self._state.error:
+                if not known or _public(error, self._run) != self._state.error:
                     self._refuse(error)
                 self._refused = newest
                 return False
@@ -124,7 +127,7 @@ class Predictor:
         logger.info("now serving %s %s (was %s)", student.name, student.version, old.version)
 
     def _refuse(self, error: Exception) -> None:
-        self._state = replace(self._state, refused=self._state.refused + 1, error=str(error))
+        self._state = replace(self._state, refused=self._state.refused + 1, error=_public(error, self._run))
         self.metrics.reloads.inc("refused")
         self.metrics.reload_failing.set(1)
         logger.error("refused an export, still serving %s: %s", self._student.version, error)
@@ -145,6 +148,12 @@ class Predictor:
 
     def close(self) -> None:
         self._batcher.close()
+
+
+def _public(error: Exception, run: Location) -> str:
+    """What anyone may read at `/model`: no folders of this machine, no native stack trace. The log has it all."""
+    first, *_ = str(error).replace(f"{run}/", "").replace(str(run), "the run").splitlines() or [""]
+    return _FOLDERS.sub("…/", first)[:_LONGEST_REASON]
 
 
 def _now() -> str:

@@ -9,26 +9,28 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import MutableMapping
+import sys
+import tempfile
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+
+from fedppd_ray.errors import ConfigError
+from serve.haproxy_config import Hardening, script
 
 ENABLE = "RAY_SERVE_ENABLE_HA_PROXY"
 _BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 _STATS_PORT, _METRICS_PORT = "RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"
 _FALLBACK_PORT = "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"
 
-# Ray binds HAProxy's two statistics ports to every interface and offers no setting for it. It does offer one for the
-# binary: this stands in for it, confines those two ports to this machine, and becomes the real one.
-_CONFINED = """#!/bin/sh
-previous=
-for argument in "$@"; do
-  if [ "$previous" = "-f" ]; then
-    sed -i -E 's/^( *bind) [*]?:({stats}|{metrics})$/\\1 127.0.0.1:\\2/' "$argument"
-  fi
-  previous=$argument
-done
-exec "{binary}" "$@"
-"""
+# Bytes of a Unix socket's path, and what Ray and HAProxy put behind the folder: a node's id, and the name while it is
+# being bound.
+_LONGEST_SOCKET = 107
+_SOCKET = "s"
+_BEHIND = len(f"/{'f' * 56}/{_SOCKET}.4194304.tmp")
+# The same for Ray's own folder: a session's name, with a date and a process id, and a socket in it.
+_BEHIND_RAY = len("/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+RAY_FOLDER = "RAY_TMPDIR"
+_SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def haproxy_binary() -> str | None:
@@ -43,7 +45,13 @@ def haproxy_binary() -> str | None:
     return shutil.which("haproxy")
 
 
-def set_proxy_environment(environment: MutableMapping[str, str], folder: Path, drain_seconds: float) -> bool:
+def set_proxy_environment(
+    environment: MutableMapping[str, str],
+    folder: Path,
+    drain_seconds: float,
+    client_connections: int = 256,
+    certificate: Path | None = None,
+) -> bool:
     """HAProxy and throughput settings, with files in `folder` and ports of its own; true where HAProxy is used.
 
     Ray's defaults are one folder and one set of ports for a machine: two services would collide.
@@ -60,7 +68,7 @@ def set_proxy_environment(environment: MutableMapping[str, str], folder: Path, d
         environment.setdefault(name, str(port))
     for name, file in (
         ("CONFIG_FILE_LOC", "haproxy.cfg"),
-        ("SOCKET_PATH", "admin.sock"),
+        ("SOCKET_PATH", _SOCKET),
         ("SERVER_STATE_BASE", ""),
         ("SERVER_STATE_FILE", "server-state"),
         ("METRICS_SOCKET_PATH", "metrics.sock"),
@@ -69,17 +77,46 @@ def set_proxy_environment(environment: MutableMapping[str, str], folder: Path, d
     # The service counts its requests itself; parsing HAProxy's log for it costs a tenth of a core under load.
     environment.setdefault("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0")
     # A connection that neither sends nor takes anything: Ray's default is an hour.
-    environment.setdefault("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", "120")
+    environment.setdefault("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", "60")
     environment.setdefault("RAY_SERVE_HAPROXY_NBTHREAD", str(min(4, os.cpu_count() or 1)))
-    environment[_BINARY] = str(_confined(binary, folder, environment[_STATS_PORT], environment[_METRICS_PORT]))
+    rules = Hardening(
+        stats_port=int(environment[_STATS_PORT]),
+        metrics_port=int(environment[_METRICS_PORT]),
+        client_connections=client_connections,
+        certificate=str(certificate) if certificate else None,
+    )
+    standing_in = folder / "haproxy"
+    standing_in.write_text(script(sys.executable, binary, rules), encoding="utf-8")
+    standing_in.chmod(standing_in.stat().st_mode | stat.S_IXUSR)
+    environment[_BINARY] = str(standing_in)
     return True
 
 
-def _confined(binary: str, folder: Path, stats: str, metrics: str) -> Path:
-    script = folder / "haproxy"
-    script.write_text(_CONFINED.format(binary=binary, stats=stats, metrics=metrics), encoding="utf-8")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return script
+def short_folder(prefix: str) -> Path:
+    """A new folder whose path leaves room for sockets, in $TMPDIR or, where that is too long, elsewhere."""
+    for base in dict.fromkeys([tempfile.gettempdir(), *_SHORT_PLACES]):
+        # tempfile adds eight characters.
+        length = len(os.fsencode(base)) + 1 + len(prefix) + 8 + _BEHIND
+        if length <= _LONGEST_SOCKET and os.access(base, os.W_OK):
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    raise ConfigError(f"{tempfile.gettempdir()}: this path is too long for sockets; set TMPDIR to a shorter one")
+
+
+def ray_folder(environment: Mapping[str, str]) -> str | None:
+    """Where a Ray of our own keeps its sockets, if not where it would by itself because that path is too long."""
+    for variable in (RAY_FOLDER, "TMPDIR"):
+        base = environment.get(variable)
+        if base is None or len(os.fsencode(base)) + _BEHIND_RAY <= _LONGEST_SOCKET:
+            if base is not None:
+                return None
+            continue
+        if variable == RAY_FOLDER:
+            raise ConfigError(f"${RAY_FOLDER}: {base} is too long a path for Ray's sockets; set a shorter one")
+        for place in _SHORT_PLACES:
+            if os.access(place, os.W_OK):
+                return f"{place}/ray"
+        raise ConfigError(f"$TMPDIR: {base} is too long a path for Ray's sockets; set ${RAY_FOLDER} to a shorter one")
+    return None
 
 
 def free_ports(count: int) -> list[int]:

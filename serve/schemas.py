@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from serve.takes import ImageInput
+
 
 class ModelReference(BaseModel):
     name: str
@@ -18,6 +20,9 @@ class Prediction(BaseModel):
     entropy: float = Field(description="Of the probabilities, in nats.")
     normalized_entropy: float = Field(ge=0, le=1, description="Entropy divided by its maximum, log(classes).")
     abstain: bool = Field(description="The entropy is above the threshold: better ask a person.")
+    outside: list[str] | None = Field(
+        None, description="Of a table's row: columns whose value is beyond what training saw. Absent for images."
+    )
 
 
 class AbstentionLevel(BaseModel):
@@ -27,19 +32,31 @@ class AbstentionLevel(BaseModel):
 
 class PredictResponse(BaseModel):
     model: ModelReference
-    abstention: AbstentionLevel | None = Field(description="The level in force; null for an uncalibrated student.")
+    abstention: AbstentionLevel | None = Field(description="The current level; null for an uncalibrated student.")
+    hint: str | None = Field(None, description="What looks wrong with the input, where something does; else absent.")
     predictions: list[Prediction]
 
 
-class PredictRequest(BaseModel):
-    """`instances` are images as rows of raw pixel values 0–255: H×W (grey) or H×W×3 (colour)."""
-
+class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    instances: list[list[list[float]]] | list[list[list[list[float]]]] = Field(min_length=1)
     coverage: float | None = Field(
         None, gt=0, le=1, description="Abstain so that at least this share of calibration rows is answered."
     )
+
+
+class PredictRequest(_Request):
+    """`instances` are images as rows of raw pixel values in the range of the model card (0–255 where it names none):
+    H×W (grey) or H×W×C."""
+
+    instances: list[list[list[float]]] | list[list[list[list[float]]]] = Field(min_length=1)
+
+
+class PredictRowsRequest(_Request):
+    """`instances` are rows of a table: objects by column name, or lists in the order of the card's columns. Categories
+    by name; null where a value is missing."""
+
+    instances: list[dict[str, float | str | None]] | list[list[float | str | None]] = Field(min_length=1)
 
 
 class Problem(BaseModel):
@@ -83,13 +100,13 @@ class Health(BaseModel):
 Validator = type[BaseModel]
 
 
-def input_validator(shape: tuple[int, int, int], max_images: int) -> Validator:
+def input_validator(takes: ImageInput, max_images: int) -> Validator:
     """`PredictRequest` for exactly this input: shape, range and finiteness are checked by compiled code.
 
     `fail_fast` stops at the first wrong pixel. Without it, a body full of wrong ones costs an error object each.
     """
-    channels, height, width = shape
-    pixel = Annotated[float, Field(ge=0, le=255, allow_inf_nan=False, strict=True)]
+    (channels, height, width), (low, high) = takes.shape, takes.range
+    pixel = Annotated[float, Field(ge=low, le=high, allow_inf_nan=False, strict=True)]
 
     def exactly(item: Any, length: int) -> Any:
         return Annotated[list[item], Field(min_length=length, max_length=length, fail_fast=True)]

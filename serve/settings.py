@@ -1,16 +1,16 @@
 """What an operator may set, and the rules about who may call."""
 
-import hashlib
-import hmac
 import ipaddress
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import MutableMapping
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedppd_ray.errors import ConfigError
+from serve.tokens import TOKEN_VARIABLE
 
-TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "FEDPPD_TOKEN", "FEDPPD_TOKEN_FILE"
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+RAY_AUTHENTICATION = "RAY_AUTH_MODE"
 _MIB = 2**20
 
 
@@ -25,58 +25,53 @@ class Settings(BaseModel):
     threads: int | None = Field(None, ge=1, description="Torch threads of a replica. Default: as Ray assigns CPUs.")
     max_images: int = Field(4096, ge=1, description="Images of one request.")
     max_body_bytes: int = Field(16 * _MIB, ge=1024, description="Bytes of one request's body.")
+    max_linger_bytes: int = Field(
+        128 * _MIB, ge=0, description="Of a body that is refused, so much is taken, that its sender reads the answer."
+    )
     max_pixels: int = Field(25_000_000, ge=1, description="Pixels of one PNG or JPEG, before it is resized.")
     max_batch: int = Field(512, ge=1, description="Images that requests share one forward pass with, at most.")
     max_pending: int = Field(256, ge=1, description="Requests in a replica, above which it answers 503.")
     max_pending_bytes: int = Field(256 * _MIB, ge=1024, description="Their bodies together, likewise.")
     body_timeout_seconds: float = Field(10.0, gt=0, description="A body that takes longer to arrive gets 408.")
     predict_timeout_seconds: float = Field(20.0, gt=0, description="A prediction that takes longer gets 504.")
-    retry_after_seconds: int = Field(1, ge=1, description="Retry-After of a 503.")
-    token_sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="Digest of the bearer token. The token itself never travels, nor shows in a dashboard.",
+    decode_seconds: float = Field(
+        2.0, gt=0, le=60, description="Processor time that decoding one body may take, before its process is ended."
     )
+    decoders: int = Field(1, ge=1, le=64, description="Processes that decode large bodies; small ones have their own.")
+    retry_after_seconds: int = Field(1, ge=1, description="Retry-After of a 503.")
+    allow_networks: tuple[str, ...] = Field(
+        (),
+        description="Networks of your own (package.module:Class) that may be imported, besides $FEDPPD_ALLOW_NETWORKS.",
+    )
+    tokens: dict[str, Digest] = Field(
+        {},
+        description="SHA-256 of each bearer token, by name. Tokens themselves never travel, nor show in a dashboard.",
+    )
+    token_file: str | None = Field(None, description="Where replicas look for changed tokens, if they can read it.")
+    client_header: str | None = Field(None, description="Holds the caller's address, set by a proxy one can trust.")
+    client_requests_a_second: float = Field(0.0, ge=0, description="Predictions for one address; 0: any number.")
+    failed_logins_a_second: float = Field(
+        1.0, ge=0, description="Wrong tokens from one address, after ten at once; beyond, 429. 0: any number."
+    )
+    access_log: str | None = Field(None, description="A file that gets one JSON line for each request.")
 
 
-def token_digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-def token_fits(presented: str, digest: str) -> bool:
-    """Constant-time: how long it takes says nothing about where the two differ."""
-    return hmac.compare_digest(token_digest(presented), digest)
-
-
-def read_token_digest(environment: Mapping[str, str], file: Path | None = None) -> str | None:
-    """The digest of the token in `file`, $FEDPPD_TOKEN_FILE or $FEDPPD_TOKEN; None where none is set.
-
-    An empty token is refused, not taken for "no token": it is most likely a secret that failed to mount.
-    """
-    path = file or (Path(environment[TOKEN_FILE_VARIABLE]) if TOKEN_FILE_VARIABLE in environment else None)
-    if path is not None:
-        source = str(path)
-        try:
-            token = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: the token file cannot be read ({error})") from None
-    elif TOKEN_VARIABLE in environment:
-        source, token = f"${TOKEN_VARIABLE}", environment[TOKEN_VARIABLE].strip()
-    else:
-        return None
-    if not token:
-        raise ConfigError(f"{source}: the token is empty; put one there, or unset it to serve without")
-    if not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(f"{source}: a token is made of printable ASCII characters without spaces")
-    return token_digest(token)
-
-
-def check_exposure(host: str, digest: str | None, insecure: bool) -> None:
+def check_exposure(host: str, has_token: bool, insecure: bool) -> None:
     """Refuse to listen beyond this machine without a token, unless the operator insists."""
-    if digest is None and not insecure and not is_loopback(host):
+    if not has_token and not insecure and not is_loopback(host):
         raise ConfigError(
             f"--host {host} is reachable from other machines and no token is set: set ${TOKEN_VARIABLE} or "
             "--token-file, keep to 127.0.0.1, or say --insecure"
+        )
+
+
+def check_ray_authentication(environment: MutableMapping[str, str], insecure: bool) -> None:
+    """For a Ray of our own. Some of its ports are on all interfaces, and whoever may speak to them runs code here."""
+    mode = environment.setdefault(RAY_AUTHENTICATION, "token")
+    if mode.strip().lower() != "token" and not insecure:
+        raise ConfigError(
+            f"${RAY_AUTHENTICATION}={mode}: Ray's own ports would run anybody's code; unset it, set it to token, or "
+            "say --insecure"
         )
 
 

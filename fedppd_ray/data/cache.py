@@ -29,6 +29,12 @@ def cache_root() -> Path:
     return Path(base).expanduser().resolve()
 
 
+def data_root(root: str | None) -> Path:
+    """Where a user's data files are: the setting, $FEDPPD_DATA, or a folder of our own."""
+    chosen = root or os.environ.get("FEDPPD_DATA")
+    return Path(chosen).expanduser().resolve() if chosen else cache_root() / "downloads"
+
+
 def entry(title: str, place: Path | None, files: Sequence[Path]) -> Path:
     """The cache folder for what is parsed from these files. `place` is None for data that a package carries."""
     if place is None:

@@ -1,33 +1,10 @@
 """What is known of every named data set without opening a file."""
 
-from dataclasses import dataclass
+from fedppd_ray.config.nouns import DATASETS, DatasetInfo, Shape
+from fedppd_ray.config.table import SHIFTED
 
 DIGITS = tuple("0123456789")
 _UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-
-@dataclass(frozen=True)
-class DatasetInfo:
-    """Facts about a data set. `shape` is (channels, height, width)."""
-
-    name: str
-    classes: tuple[str, ...]
-    shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    family: str  # which of the paper's networks fit: "<family>_teacher", "<family>_student"; "none" for none
-    # Renders itself in the shape of the data set it is held against (out-of-distribution sets only).
-    adapts: bool = False
-    # Teacher and student by name, where they are no family of their own.
-    networks: tuple[str, str] | None = None
-    # Every row says who wrote it: such a set can be partitioned by writers.
-    writers: bool = False
-
-    def network(self, role: str) -> str:
-        """The paper's network for this data, or "none_<role>" where no network is known to fit."""
-        if self.networks is not None:
-            return self.networks[0 if role == "teacher" else 1]
-        return f"{self.family}_{role}"
 
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -79,14 +56,18 @@ CATALOG: dict[str, DatasetInfo] = {
             networks=_RESNETS,
         ),
         DatasetInfo("svhn", DIGITS, COLOUR, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), "cifar10"),
+        DatasetInfo(SHIFTED, ("shifted row",), (1,), (), (), "none", adapts=True),
         DatasetInfo("glyphs", ("letter",), GREY, (0.0,), (1.0,), "none", adapts=True),
+        DatasetInfo("noise", ("noise",), GREY, (0.0,), (1.0,), "none", adapts=True),
+        DatasetInfo("letters", ("letter",), GREY, (0.0,), (1.0,), "none", adapts=True, files="femnist"),
     )
 }
-# The data set that users bring: its facts are in `data.folder` of the configuration.
-FOLDER = "folder"
+for _info in CATALOG.values():
+    DATASETS.register(_info.name, _info, __name__)
 
 
-def networks_for(shape: tuple[int, int, int]) -> tuple[str, str] | None:
+def networks_for(shape: Shape) -> tuple[str, str] | None:
     """The paper's teacher and student for images of this shape, if it has any."""
-    family = {GREY: "mnist", COLOUR: "cifar10"}.get(shape)
+    families: dict[Shape, str] = {GREY: "mnist", COLOUR: "cifar10"}
+    family = families.get(shape)
     return (f"{family}_teacher", f"{family}_student") if family else None

@@ -4,20 +4,26 @@
 who wants the test rows needs no training files. `prepare` does the parsing ahead of time.
 """
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
+from fedppd_ray.config.nouns import DATASETS, FOLDER, DatasetInfo
+from fedppd_ray.config.table import SHIFTED, TABLE
 from fedppd_ray.data import cache, sources
-from fedppd_ray.data.catalog import CATALOG, FOLDER, DatasetInfo
+from fedppd_ray.data.cache import data_root
 from fedppd_ray.data.folder import describe_folder, read_folder
 from fedppd_ray.data.glyphs import draw_glyphs
-from fedppd_ray.data.parts import Images, Labels, PartName, Split
+from fedppd_ray.data.parts import Images, Labels, PartName, Split, Values
+from fedppd_ray.data.shapes import fitted, image_shape, in_range
+from fedppd_ray.data.table import read_table, shifted_rows
 from fedppd_ray.errors import DataError
+from fedppd_ray.seeding import numpy_generator_for
 
-__all__ = ["Dataset", "Images", "Labels", "Split", "data_root", "dataset_info", "load", "load_ood", "prepare"]
+__all__ = ["Dataset", "Images", "Labels", "Split", "Values", "dataset_info", "load", "load_ood", "prepare"]
 
 PARTS: tuple[PartName, ...] = ("train", "test")
 
@@ -38,13 +44,9 @@ class Dataset:
     def _part(self, part: PartName) -> Split:
         if self.info.name == FOLDER:
             return read_folder(self.root / part, self.info)
+        if self.info.name == TABLE:
+            return read_table(self.root, part, self.info)
         return cache.read(_prepare_part(self.info, self.root, part))
-
-
-def data_root(root: str | None) -> Path:
-    """Where a user's data files are: the setting, $FEDPPD_DATA, or a folder of our own."""
-    chosen = root or os.environ.get("FEDPPD_DATA")
-    return Path(chosen).expanduser().resolve() if chosen else cache.cache_root() / "downloads"
 
 
 def dataset_info(name: str, root: str | None = None) -> DatasetInfo:
@@ -54,7 +56,7 @@ def dataset_info(name: str, root: str | None = None) -> DatasetInfo:
     if name not in sources.SOURCES:
         known = ", ".join(sorted([*sources.SOURCES, FOLDER]))
         raise DataError(f"data set {name!r} has no files to prepare; choose one of {known}")
-    return CATALOG[name]
+    return DATASETS[name]
 
 
 def prepare(
@@ -71,11 +73,44 @@ def load(name: str, root: str | None = None, info: DatasetInfo | None = None) ->
     return Dataset(info or dataset_info(name, root), data_root(root))
 
 
-def load_ood(name: str, against: DatasetInfo, root: str | None = None, rows: int = 2000) -> Images:
-    """Images that do not belong to `against`, in its shape."""
-    if CATALOG[name].adapts:
-        return draw_glyphs(rows, against.shape)
-    return load(name, root).test.images
+def load_ood(name: str, against: DatasetInfo, root: str | None = None, rows: int = 2000) -> Values:
+    """Rows that do not belong to `against`, in its shape and range of values.
+
+    Images are drawn, or the test rows of another set, resized; rows of a table are its test rows, moved.
+    """
+    if against.table is not None:
+        return shifted_rows(load(against.name, root, against).test.images, against.table)
+    shape = image_shape(against)
+    if name in _DRAWN:
+        return in_range(_DRAWN[name](rows, shape), against.range)
+    return in_range(fitted(load(DATASETS[name].files or name, root).test.images, shape), against.range)
+
+
+def resized_from(name: str, against: DatasetInfo) -> tuple[int, int, int] | None:
+    """The shape that an out-of-distribution set has of its own, where that is another than `against` has."""
+    if name in _NO_FILES:
+        return None
+    own = image_shape(DATASETS[DATASETS[name].files or name])
+    return None if own == against.shape else own
+
+
+def draw_noise(rows: int, shape: tuple[int, int, int]) -> Images:
+    """Pixels by chance, each channel by itself: uniform in even rows, Gaussian around grey in odd ones."""
+    generator = numpy_generator_for(0, f"noise/{shape}")
+    images = generator.integers(0, 256, (rows, *shape), dtype=np.uint8)
+    grey = 127.5 + 64 * generator.standard_normal(images[1::2].shape)
+    images[1::2] = np.rint(np.clip(grey, 0, 255))
+    return images
+
+
+_DRAWN: Mapping[str, Callable[[int, tuple[int, int, int]], Images]] = {"glyphs": draw_glyphs, "noise": draw_noise}
+_NO_FILES = (*_DRAWN, SHIFTED)
+
+
+def prepare_ood(name: str, root: str | None = None) -> None:
+    """Make sure that an out-of-distribution set can be read."""
+    if name not in _NO_FILES:
+        prepare(DATASETS[name].files or name, root, ("test",))
 
 
 def _prepare_part(info: DatasetInfo, root: Path, part: PartName) -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from fedppd_ray.config.nouns import Shape
 from fedppd_ray.seeding import numpy_generator_for
 
 _LETTERS = "ACDEFGHJKLMNPQRTUVWXYadefhkmnprtuvwxy"
@@ -25,14 +26,14 @@ _FONTS = (
 _SUPERSAMPLE = 4
 
 
-def draw_glyphs(rows: int, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+def draw_glyphs(rows: int, shape: Shape) -> NDArray[np.uint8]:
     """`rows` letters as uint8 images of `shape`: white on black, or two colours where there are three channels."""
     fonts = [_font(name, int(shape[1] * _SUPERSAMPLE * 0.72)) for name in _FONTS]
     generator = numpy_generator_for(0, f"glyphs/{shape}")
     images = np.empty((rows, *shape), np.uint8)
     for row in range(rows):
         letter = _LETTERS[generator.integers(len(_LETTERS))]
-        ink = _draw(letter, fonts[generator.integers(len(fonts))], generator, shape[1:])
+        ink = _draw(letter, fonts[generator.integers(len(fonts))], generator, (shape[1], shape[2]))
         colours = np.array([[255.0], [0.0]]) if shape[0] == 1 else generator.uniform(0, 255, (2, shape[0]))
         front, back = colours[:, :, None, None] if shape[0] > 1 else colours[:, :1, None, None]
         images[row] = np.rint(ink * front + (1 - ink) * back)

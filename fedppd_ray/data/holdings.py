@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedppd_ray.config import Config, client_ids
-from fedppd_ray.data.catalog import CATALOG
-from fedppd_ray.data.datasets import Dataset, data_root, load, prepare
+from fedppd_ray.config.nouns import DatasetInfo
+from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.data.cache import data_root
+from fedppd_ray.data.datasets import Dataset, load, prepare, prepare_ood
 from fedppd_ray.data.folder import read_folder
-from fedppd_ray.data.partition import Partition, Rows, partition
+from fedppd_ray.data.partition import Indices, Partition, partition
 from fedppd_ray.data.parts import Split
+from fedppd_ray.data.readers import tables
+from fedppd_ray.data.table import read_table_file
 from fedppd_ray.errors import DataError
 
 
@@ -26,12 +29,13 @@ def prepare_data(config: Config) -> None:
         for client, rows in zip(client_ids(config.federation.clients), dealt, strict=False):
             if config.active and folder_of(config, client) is None:
                 config.active.require_rows(len(rows), client)
-    ood = config.evaluation.ood
-    if ood is not None and not CATALOG[ood].adapts:
+    for ood in config.evaluation.ood_names:
         try:
-            prepare(ood, config.data.root, ("test",))
+            prepare_ood(ood, config.data.root)
         except DataError as error:
-            raise DataError(f"evaluation.ood: {error}; or set evaluation.ood to glyphs, which needs no file") from None
+            raise DataError(
+                f"evaluation.ood: {error}; or set evaluation.ood to glyphs or noise, which need no file"
+            ) from None
 
 
 def dataset_of(config: Config) -> Dataset:
@@ -59,20 +63,32 @@ class Holdings:
         self._folders = {client: folder_of(config, client) for client in clients}
         common = {client for client, folder in self._folders.items() if folder is None}
         self._train: Split | None = None
-        self._rows: dict[str, Rows] = {}
+        self._rows: dict[str, Indices] = {}
         if common:
             self._train = dataset_of(config).train
             shares = zip(client_ids(config.federation.clients), partition_of(config, self._train).clients, strict=True)
             self._rows = {client: rows for client, rows in shares if client in common}
 
     def of(self, client: str) -> Split:
+        """Read on the node where the client lives, before the first round: what is wrong there names the client."""
+        try:
+            return self._read(client)
+        except DataError as error:
+            raise DataError(f"{client}: {error}") from None
+
+    def _read(self, client: str) -> Split:
         folder = self._folders[client]
         if folder is not None:
-            return read_folder(folder, self._info)
+            return read_own(folder, self._info)
         if self._train is None:
             raise KeyError(client)
         rows = self._rows[client]
         return Split(self._train.images[rows], self._train.labels[rows])
+
+
+def read_own(place: Path, info: DatasetInfo) -> Split:
+    """Rows that somebody brings, in the form of this data set: a folder of images, or a table."""
+    return read_table_file(place, info) if info.table is not None else read_folder(place, info)
 
 
 def folder_of(config: Config, client: str) -> Path | None:
@@ -81,5 +97,8 @@ def folder_of(config: Config, client: str) -> Path | None:
     if own is not None:
         return Path(own)
     if config.data.partition.kind == "folders":
-        return data_root(config.data.root) / "clients" / client
+        place = data_root(config.data.root) / "clients"
+        if config.dataset.table is not None:
+            return tables.find(place, client) or place / f"{client}.csv"
+        return place / client
     return None

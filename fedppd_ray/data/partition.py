@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedppd_ray.config_data import DataConfig, PartitionConfig
+from fedppd_ray.config.data import DataConfig, PartitionConfig
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.seeding import numpy_generator_for
 
-Rows = NDArray[np.int64]
+Indices = NDArray[np.int64]
 _DIRICHLET_TRIES = 100
 
 
@@ -21,10 +21,10 @@ _DIRICHLET_TRIES = 100
 class Partition:
     """Row numbers into the training set, each array sorted."""
 
-    clients: tuple[Rows, ...]
-    server_pool: Rows
-    calibration: Rows
-    unused: Rows
+    clients: tuple[Indices, ...]
+    server_pool: Indices  # or, where the server uses none, the reserved rows
+    calibration: Indices
+    unused: Indices
 
 
 def partition(
@@ -38,7 +38,7 @@ def partition(
     """Split the rows of a training set with these labels, and these writers where it knows them."""
     generator = numpy_generator_for(seed, "partition")
     order = generator.permutation(len(labels))
-    held_out = data.server_pool + data.calibration
+    held_out = data.withheld + data.calibration
     if held_out + clients > len(labels):
         raise ConfigError(
             f"federation.clients: {clients} clients and {held_out} held-out rows do not fit into the {len(labels)} "
@@ -46,8 +46,12 @@ def partition(
         )
     if data.partition.kind == "writers":
         pool, calibration, rest, shares = _by_writers(_known(writers, data.name), order, data, clients)
+    elif data.partition.kind == "column":
+        pool, calibration, rest = np.split(order, [data.withheld, held_out])
+        owners = _known(writers, data.name)
+        shares = [rest[owners[rest] == client] for client in range(clients)]
     else:
-        pool, calibration, rest = np.split(order, [data.server_pool, held_out])
+        pool, calibration, rest = np.split(order, [data.withheld, held_out])
         shares = _SPLITTERS[data.partition.kind](labels, rest, classes, data.partition, clients, generator)
     if any(len(share) == 0 for share in shares):
         raise ConfigError(f"data.partition: a client would hold no row; use fewer than {clients} clients")
@@ -62,8 +66,8 @@ def _known(writers: NDArray[np.int64] | None, name: str) -> NDArray[np.int64]:
 
 
 def _by_writers(
-    writers: NDArray[np.int64], order: Rows, data: DataConfig, clients: int
-) -> tuple[Rows, Rows, Rows, list[Rows]]:
+    writers: NDArray[np.int64], order: Indices, data: DataConfig, clients: int
+) -> tuple[Indices, Indices, Indices, list[Indices]]:
     """Whole writers for the server's pool, until it has its rows, and whole writers for each client.
 
     Calibration rows are drawn at random from what the pool leaves. The other rows of a writer stay together and go to
@@ -75,7 +79,7 @@ def _by_writers(
     place[order] = np.arange(len(order))
     shuffled = np.argsort(place[first])  # by one row each: prolific writers come no sooner than others
     sizes = np.bincount(writers)[shuffled]
-    taken = int(np.searchsorted(np.cumsum(sizes), data.server_pool)) + 1 if data.server_pool else 0
+    taken = int(np.searchsorted(np.cumsum(sizes), data.withheld)) + 1 if data.withheld else 0
     in_pool = np.isin(writers[order], shuffled[:taken])
     pool, left = order[in_pool], order[~in_pool]
     calibration, rest = np.split(left, [data.calibration])
@@ -85,7 +89,7 @@ def _by_writers(
     decks = [by_number[writer] for writer in shuffled[taken:] if len(by_number[writer])]
     limit = data.partition.rows_per_client or len(order)
     wanted = int(np.searchsorted(np.cumsum([len(deck) for deck in decks]), clients * limit)) + 1
-    shares: list[list[Rows]] = [[] for _ in range(clients)]
+    shares: list[list[Indices]] = [[] for _ in range(clients)]
     held = np.zeros(clients, np.int64)
     for deck in [*sorted(decks[:wanted], key=len, reverse=True), *decks[wanted:]]:
         client = int(held.argmin())
@@ -102,12 +106,12 @@ def _by_writers(
 
 def _iid(
     _labels: NDArray[np.int64],
-    rows: Rows,
+    rows: Indices,
     _classes: int,
     part: PartitionConfig,
     clients: int,
     _generator: np.random.Generator,
-) -> list[Rows]:
+) -> list[Indices]:
     """Random rows in equal numbers (`rows` come shuffled)."""
     if part.rows_per_client is None:
         return list(np.array_split(rows, clients))
@@ -117,13 +121,13 @@ def _iid(
 
 def _major_classes(
     labels: NDArray[np.int64],
-    rows: Rows,
+    rows: Indices,
     classes: int,
     part: PartitionConfig,
     clients: int,
     generator: np.random.Generator,
-) -> list[Rows]:
-    """At most `major` major classes a client, plus `extra_per_class` rows of every class.
+) -> list[Indices]:
+    """At most `major` major classes per client, plus `extra_per_class` rows of every class.
 
     Major classes are dealt in turn from a shuffled deck, so that every class is major about equally often.
     """
@@ -181,12 +185,12 @@ def _deal_classes(classes: int, major: int, clients: int, generator: np.random.G
 
 def _dirichlet(
     labels: NDArray[np.int64],
-    rows: Rows,
+    rows: Indices,
     classes: int,
     part: PartitionConfig,
     clients: int,
     generator: np.random.Generator,
-) -> list[Rows]:
+) -> list[Indices]:
     """Each class is split by proportions from Dirichlet(alpha); drawn again until every client has a row."""
     for _ in range(_DIRICHLET_TRIES):
         shares: list[list[np.int64]] = [[] for _ in range(clients)]
@@ -210,12 +214,12 @@ def _require(wanted: int, available: int) -> None:
 
 def _folders(
     _labels: NDArray[np.int64],
-    _rows: Rows,
+    _rows: Indices,
     _classes: int,
     _part: PartitionConfig,
     _clients: int,
     _generator: np.random.Generator,
-) -> list[Rows]:
+) -> list[Indices]:
     """Clients have rows of their own; of these they get none."""
     return []
 

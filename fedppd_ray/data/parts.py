@@ -1,21 +1,25 @@
 """One part of a data set, as every reader returns it and every consumer sees it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Images = NDArray[np.uint8]  # rows × channels × height × width
+Values = NDArray[Any]  # images, or float32 rows × numbers of a table
 Labels = NDArray[np.int64]
 PartName = Literal["train", "test"]
+# Rows × channels × height × width as they come in: values of 0–255 as in the training images.
+RawRows = NDArray[np.uint8] | NDArray[np.float32]
+BYTES = (0.0, 255.0)  # the range of 8 bits
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of a data set. `writers` numbers who wrote each row, where the data set knows."""
+    """Rows of a data set. `images` are the rows of a table too; `writers` numbers whose each row is, where known."""
 
-    images: Images
+    images: Values
     labels: Labels
     writers: NDArray[np.int64] | None = None
 

@@ -18,8 +18,8 @@ import numpy as np
 from fedppd_ray.data.parts import PartName, Split
 from fedppd_ray.data.readers import cifar, idx, leaf, svhn
 from fedppd_ray.errors import DataError
+from fedppd_ray.models.torchvision_import import import_torchvision
 from fedppd_ray.seeding import numpy_generator_for
-from fedppd_ray.torchvision_import import import_torchvision
 
 _DOWNLOAD_TIMEOUT_S = 30.0
 

@@ -1,75 +1,166 @@
 """Everything there is to say about a predictor on held-out data: a run's exported student, or a method's own."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from fedppd_ray.checkpoint.export import read_student
-from fedppd_ray.checkpoint.remote import Location, open_to_read
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config
-from fedppd_ray.evaluation.metrics import Floats, Labels, entropy, misclassification_auroc, ood_auroc, score
-from fedppd_ray.evaluation.predictive import HeldOut, Predictor, network_predictor
+from fedppd_ray.config.schema import Config
+from fedppd_ray.data.datasets import resized_from
+from fedppd_ray.evaluation.calibration import Calibration, at_temperature, calibrate
+from fedppd_ray.evaluation.corrupted import corruption_figures
+from fedppd_ray.evaluation.metrics import adaptive_ece, classwise_ece, metrics_of
+from fedppd_ray.evaluation.per_client import per_client
+from fedppd_ray.evaluation.selective import SELECTIVE, finite, score_figures
+from fedppd_ray.federation.types import ClientInfo
+from fedppd_ray.inference.abstention import score_of, temperature_of
+from fedppd_ray.inference.held_out import HeldOut
+from fedppd_ray.inference.predictor import Predictor
+from fedppd_ray.inference.scores import Floats, Labels, Outputs, Score, all_scores, score_named
+
+# What is told of the chosen score by itself, besides the AUROCs; it is in the table of all scores too.
+_OF_THE_SCORE = ("aurc", *(f"accuracy_at_{share}" for share in SELECTIVE), "fpr95", "aupr")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures, and the predictions they come from (for plots)."""
+    """Figures, and the predictions they come from (for plots), as the network makes them: not scaled."""
 
     figures: dict[str, Any]
     log_probabilities: Floats
     labels: Labels
     ood_log_probabilities: Floats
+    # The chosen score at the temperature, as it is served, of test and out-of-distribution rows.
+    scores: Floats | None = None
+    ood_scores: Floats | None = None
 
 
-def evaluate_run(run: Location) -> Evaluation:
-    """The figures of the exported student, and what its abstention threshold comes to."""
-    with open_to_read(run) as opened:
-        config = RunStore(opened.folder).config()
-    card, student = read_student(run)
-    seen = evaluate_predictor(config, network_predictor(student))
+def evaluate_predictor(
+    config: Config,
+    predict: Predictor,
+    device: torch.device | str = "cpu",
+    *,
+    card: Mapping[str, Any] | None = None,
+    clients: Sequence[ClientInfo] = (),
+) -> Evaluation:
+    """Test-set figures, raw and scaled, and what every score detects, whoever predicts.
+
+    Temperature and score are those of the `card`, or chosen on calibration rows. `clients`: who holds how many rows of
+    each class, for figures per client.
+    """
+    held_out = HeldOut(config, device)
+    known, labels = held_out.outputs(predict, "test"), held_out.labels("test")
+    foreign = {name: held_out.outputs(predict, f"ood/{name}") for name in held_out.ood_names}
+    calibration = _of_card(card) if card else _calibrated(config, held_out, predict)
+    score, temperature = calibration.score, calibration.temperature
+    raw = {score.name: score_figures(score, known, labels, foreign, config.seed) for score in all_scores()}
+    served = at_temperature(known, temperature)
+    served_foreign = {name: at_temperature(outputs, temperature) for name, outputs in foreign.items()}
+    figures = {
+        "rows": len(labels),
+        **_figures(known, labels, raw.get(score.name), config),
+        **_beyond(known, labels, raw.get(score.name)),
+        "score": score.name,
+        "temperature": temperature,
+        "scaled": {
+            **_figures(served, labels, score_figures(score, served, labels, served_foreign, config.seed), config),
+            **_calibration_errors(served, labels),
+        },
+        "scores": raw,
+        **_notes(config, calibration),
+    }
+    if clients:
+        figures["per_client"] = per_client(known.log_probabilities, labels, clients)
+    if config.evaluation.corruptions:
+        figures["corruptions"] = corruption_figures(held_out, predict, temperature)
+    outside = np.concatenate(
+        [np.empty((0, len(config.dataset.classes))), *(o.log_probabilities for o in foreign.values())]
+    )
+    return Evaluation(
+        figures,
+        known.log_probabilities,
+        labels,
+        outside,
+        _scores(score, [served]),
+        _scores(score, served_foreign.values()),
+    )
+
+
+def _of_card(card: Mapping[str, Any]) -> Calibration:
+    return Calibration(temperature_of(card), score_named(score_of(card)))
+
+
+def _calibrated(config: Config, held_out: HeldOut, predict: Predictor) -> Calibration:
+    known = held_out.outputs(predict, "calibration")
+    return calibrate(
+        config.evaluation, known, held_out.labels("calibration"), lambda: held_out.outputs(predict, "outliers")
+    )
+
+
+def _figures(seen: Outputs, labels: Labels, detected: Mapping[str, Any] | None, config: Config) -> dict[str, Any]:
+    """What the first version had: accuracy and calibration, and the AUROCs of the chosen score."""
+    figures: dict[str, Any] = metrics_of(seen.log_probabilities, labels).as_dict()
+    figures["misclassification_auroc"] = detected["misclassification_auroc"] if detected else None
+    if detected and "ood_auroc" in detected:
+        names = config.evaluation.ood_names
+        figures["ood"] = names[0] if len(names) == 1 else list(names)
+        figures |= {key: detected[key] for key in ("ood_auroc", "ood_auroc_sd")}
+    return figures
+
+
+def _calibration_errors(seen: Outputs, labels: Labels) -> dict[str, float]:
+    return {
+        "adaptive_ece": adaptive_ece(seen.log_probabilities, labels),
+        "classwise_ece": classwise_ece(seen.log_probabilities, labels),
+    }
+
+
+def _beyond(seen: Outputs, labels: Labels, detected: Mapping[str, Any] | None) -> dict[str, Any]:
+    chosen = {key: detected[key] for key in _OF_THE_SCORE if key in detected} if detected else {}
+    return {**_calibration_errors(seen, labels), **chosen}
+
+
+def _notes(config: Config, calibration: Calibration) -> dict[str, Any]:
+    notes: dict[str, Any] = {}
+    if calibration.choice:
+        notes["score_choice"] = calibration.choice
+    shapes = {name: resized_from(name, config.dataset) for name in config.evaluation.ood_names}
+    if resized := {name: list(shape) for name, shape in shapes.items() if shape}:
+        notes["ood_resized_from"] = resized
+    return notes
+
+
+def _scores(score: Score, seen: Any) -> Floats | None:
+    parts = list(seen)
+    if not all(score.fits(outputs) for outputs in parts):
+        return None
+    return np.concatenate([np.empty(0), *(score.of(outputs) for outputs in parts)])
+
+
+def with_card(seen: Evaluation, card: Mapping[str, Any]) -> Evaluation:
+    """The figures of an exported student, and what its abstention threshold comes to."""
     figures = {"name": card["name"], "round": card["round"], **seen.figures}
     if card["abstention"]:
-        figures["abstention"] = _abstention(
-            card["abstention"], seen.log_probabilities, seen.labels, seen.ood_log_probabilities
-        )
+        figures["abstention"] = _abstention(card, seen)
     return replace(seen, figures=figures)
 
 
-def evaluate_predictor(config: Config, predict: Predictor, device: torch.device | str = "cpu") -> Evaluation:
-    """Test-set scores, misclassification and out-of-distribution AUROC, whoever predicts."""
-    held_out = HeldOut(config, device)
-    known = held_out.log_probabilities(predict, "test")
-    labels = held_out.labels("test")
-    unknown = held_out.log_probabilities(predict, "ood")
-    figures: dict[str, Any] = {
-        "rows": len(labels),
-        **score(known, labels).as_dict(),
-        "misclassification_auroc": _finite(misclassification_auroc(known, labels)),
-    }
-    if len(unknown):
-        mean, deviation = ood_auroc(known, unknown, config.seed)
-        figures |= {"ood": config.evaluation.ood, "ood_auroc": mean, "ood_auroc_sd": deviation}
-    return Evaluation(figures, known, labels, unknown)
-
-
-def _abstention(card: dict[str, Any], known: Floats, labels: Labels, unknown: Floats) -> dict[str, Any]:
+def _abstention(card: Mapping[str, Any], seen: Evaluation) -> dict[str, Any]:
     """How the threshold that was chosen on calibration rows does on test and out-of-distribution rows."""
-    answered = entropy(known) <= card["threshold"]
-    right = known.argmax(axis=1) == labels
+    chosen = card["abstention"]
+    if seen.scores is None or seen.ood_scores is None:
+        raise ValueError(f"score {score_of(card)!r} is not known of these predictions")
+    answered = seen.scores <= chosen["threshold"]
+    right = seen.log_probabilities.argmax(axis=1) == seen.labels
+    declined = seen.ood_scores > chosen["threshold"]
     return {
-        "coverage_wanted": card["coverage"],
-        "threshold": card["threshold"],
+        "score": score_of(card),
+        "coverage_wanted": chosen["coverage"],
+        "threshold": chosen["threshold"],
         "coverage": 100 * float(answered.mean()),
-        "accuracy_answered": _finite(100 * float(right[answered].mean()) if answered.any() else math.nan),
-        "ood_abstained": _finite(
-            100 * float((entropy(unknown) > card["threshold"]).mean()) if len(unknown) else math.nan
-        ),
+        "accuracy_answered": finite(100 * float(right[answered].mean()) if answered.any() else math.nan),
+        "ood_abstained": finite(100 * float(declined.mean()) if len(declined) else math.nan),
     }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN: a figure that is not defined (no wrong answer, say) is null."""
-    return value if math.isfinite(value) else None

@@ -5,42 +5,94 @@ of what a student gains could be its capacity.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
 
-from fedppd_ray.config import Config
-from fedppd_ray.core.aggregate import StreamingAverage
-from fedppd_ray.core.sgld import step_rate
-from fedppd_ray.core.types import ClientUpdate, GlobalState, Models
-from fedppd_ray.data.batches import Shard
+from fedppd_ray.bayes.likelihood import label_shift, shifted
+from fedppd_ray.bayes.outliers import OutlierTerm, logits_and_penalty
+from fedppd_ray.bayes.sgld import step_rate
+from fedppd_ray.config.schema import Config, settings_of
+from fedppd_ray.config.section import Section
+from fedppd_ray.data.rows import Shard
 from fedppd_ray.errors import LocalUpdateCancelled
-from fedppd_ray.evaluation.predictive import Predictor, network_predictor
-from fedppd_ray.methods.base import Aggregation, LocalResult
+from fedppd_ray.federation.aggregate import Rule, build_rule
+from fedppd_ray.federation.momentum import with_momentum
+from fedppd_ray.federation.types import ClientUpdate, GlobalState, Models
+from fedppd_ray.methods.base import Aggregation, LocalResult, Method, NetworkConfig, Row, ServerResult
+from fedppd_ray.methods.paper import LOCAL, authors, figures
+from fedppd_ray.methods.settings import outlier_term, rate_factor
 from fedppd_ray.models.flat import FlatModel
-from fedppd_ray.models.networks import build_network, first_weights, seed_dropout
+from fedppd_ray.models.networks import seed_dropout
 from fedppd_ray.seeding import generator_for
 
 ROLE = "model"
 
 
-class FedAvg:
+class BaselineConfig(Section):
+    """The clients' SGD."""
+
+    network: Literal["teacher", "student"] = Field(default="teacher", description="whose network the baseline trains")
+    rate: float = Field(default=0.0225, gt=0, description="of SGD; half of a teacher's is the drift of its chain")
+    rate_step: int = Field(default=2, ge=1, description="StepLR: local epochs between two decays")
+    rate_gamma: float = Field(default=0.85, gt=0, le=1)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=1e-4, ge=0)
+
+
+class FedAvgSettings(Section):
+    baseline: BaselineConfig = BaselineConfig()
+    teacher: NetworkConfig = NetworkConfig()
+    student: NetworkConfig = NetworkConfig()
+
+
+class FedAvg(Method):
     """Also what FedBE, FedAvg+SWAG and FedPA are made of: they differ in what is added to it."""
 
-    one_network = True
+    name = "fedavg"
+    Settings: ClassVar[type[Section]] = FedAvgSettings
+
+    # ---- configuration
+
+    @classmethod
+    def exported_role(cls, config: Any) -> str:
+        return settings_of(config, FedAvgSettings).baseline.network
+
+    @classmethod
+    def networks(cls, config: Any) -> Mapping[str, NetworkConfig]:
+        settings = settings_of(config, FedAvgSettings)
+        role = settings.baseline.network
+        return {role: settings.teacher if role == "teacher" else settings.student}
+
+    @classmethod
+    def unused(cls, values: Mapping[str, Any]) -> dict[str, str]:
+        role = values.get("baseline", {}).get("network", "teacher")
+        other = "student" if role == "teacher" else "teacher"
+        return {other: f"baseline.network={role} builds no {other}"}
+
+    @classmethod
+    def rates(cls, config: Any) -> str:
+        return "baseline.rate"
+
+    @classmethod
+    def rows(cls) -> tuple[Row, ...]:
+        teacher = Row("fedavg", ("method=fedavg", "baseline.network=teacher"), figures("fedavg"), authors(LOCAL))
+        return teacher, Row("fedavg_student", ("method=fedavg", "baseline.network=student"))
+
+    # ---- start
 
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
-        self.config = config
-        self.device = torch.device(device)
-        info = config.dataset
-        self.network = FlatModel(build_network(config.exported_network, info.shape, len(info.classes)), self.device)
+        super().__init__(config, device)
+        self.baseline = settings_of(config, FedAvgSettings).baseline
+        self.network = self.build(self.baseline.network)
         self._velocity = torch.zeros_like(self.network.weights)
 
     def initial_models(self) -> Models:
         """The same start as the network of that role has in FedPPD."""
-        config, role = self.config, self.config.baseline.network
-        generator = generator_for(config.seed, f"init/{role}", device=self.device)
-        first_weights(self.network.module, config.exported_network, generator, config.pretrained(role))
+        self.initialise(self.network, self.baseline.network)
         return {ROLE: self.network.export()}
 
     # ---- client
@@ -58,7 +110,7 @@ class FedAvg:
         after_step: Callable[[], None] = lambda: None,
     ) -> Iterator[float]:
         """SGD from the global model, epoch by epoch; yields each epoch's mean training loss."""
-        config, network = self.config, self.network
+        config, network, settings = self.config, self.network, self.baseline
         if shard.labels is None:
             raise ValueError("a client's shard needs labels")
         network.load(state.models[ROLE])
@@ -66,24 +118,31 @@ class FedAvg:
         self._velocity.zero_()
         generator = generator_for(config.seed, "local", state.round + 1, client, self.device)
         seed_dropout(network.module, generator)
-        base = config.baseline.rate or config.teacher.rate / 2
-        base *= config.client.rate_decay**state.round
+        base = settings.rate * rate_factor(config, state.round + 1)
+        shift = label_shift(shard.labels, len(config.dataset.classes), config.client.label_shift)
+        outliers = outlier_term(config, state.round + 1, client, self.device)
         for epoch in range(config.client.epochs):
-            rate = step_rate(base, epoch, config.teacher.rate_step, config.teacher.rate_gamma)
+            rate = step_rate(base, epoch, settings.rate_step, settings.rate_gamma)
             total = torch.zeros((), device=self.device)
             for inputs, rows in shard.batches(config.client.batch_size, generator):
                 if cancelled():
                     raise LocalUpdateCancelled("told to stop: the round's deadline has passed")
-                loss = F.cross_entropy(network.module(inputs), shard.labels[rows])
+                loss = self._loss(inputs, shard.labels[rows], shift, outliers)
                 self._sgd_step(network.backward(loss), rate)
                 total += len(rows) * loss.detach()
                 after_step()
             yield float(total) / len(shard)
 
+    def _loss(self, inputs: Tensor, labels: Tensor, shift: Tensor | None, outliers: OutlierTerm | None) -> Tensor:
+        """CE(y, softmax(f + τ log π_k)), plus λ_o CE(uniform, softmax f(x̃)) in rounds with outliers x̃."""
+        logits, penalty = logits_and_penalty(self.network.module, inputs, outliers)
+        loss = F.cross_entropy(shifted(logits, shift), labels)
+        return loss if penalty is None else loss + penalty
+
     @torch.no_grad()
-    def _sgd_step(self, gradient: torch.Tensor, rate: float) -> None:
+    def _sgd_step(self, gradient: Tensor, rate: float) -> None:
         """v ← μ v + ∇ + wd·w;  w ← w − rate·v."""
-        settings, weights = self.config.baseline, self.network.weights
+        settings, weights = self.baseline, self.network.weights
         if settings.momentum == 0:
             weights.mul_(1 - rate * settings.weight_decay).add_(gradient, alpha=-rate)
             return
@@ -92,11 +151,20 @@ class FedAvg:
 
     # ---- server
 
-    def update_sizes(self, _state: GlobalState) -> Mapping[str, int]:
+    def update_sizes(self, state: GlobalState) -> Mapping[str, int]:
         return {ROLE: self.network.layout.size}
 
+    def rule(self) -> Rule:
+        """How the clients' models become one."""
+        return build_rule(self.config.federation.aggregation, {ROLE: self.network.layout.size})
+
     def aggregation(self, state: GlobalState) -> Aggregation:
-        return AverageAll(self.update_sizes(state))
+        return Averaging(self, state)
+
+    def advance(self, state: GlobalState, averages: Models) -> ServerResult:
+        """The averages as the next models, with the server's momentum."""
+        parameters, momentum = {ROLE: self.network.layout.parameters}, self.config.federation.server_momentum
+        return ServerResult(*with_momentum(state, averages, parameters, momentum))
 
     # ---- prediction
 
@@ -104,19 +172,17 @@ class FedAvg:
         self.network.load(models[ROLE])
         return self.network
 
-    def predictor(self, models: Models) -> Predictor:
-        return network_predictor(self.student(models))
 
+class Averaging:
+    """The rule's aggregate is the next model, but for the server's momentum."""
 
-class AverageAll:
-    """Σ n_k v_k / Σ n_k of every role that the clients sent, in O(model) memory."""
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._averages = {role: StreamingAverage(size) for role, size in sizes.items()}
+    def __init__(self, method: FedAvg, state: GlobalState) -> None:
+        self._method = method
+        self._state = state
+        self._rule = method.rule()
 
     def fold(self, update: ClientUpdate) -> None:
-        for role, average in self._averages.items():
-            average.add(update.models[role], update.receipt.rows)
+        self._rule.add(update.models, update.receipt.rows)
 
-    def finish(self, _pool: Shard | None) -> Models:
-        return {role: average.result() for role, average in self._averages.items()}
+    def finish(self, pool: Shard | None) -> ServerResult:
+        return self._method.advance(self._state, self._rule.result())

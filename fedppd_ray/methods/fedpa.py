@@ -7,15 +7,33 @@ rounds before `fedpa.start_round` are FedAvg's.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fedppd_ray.core.types import ClientUpdate, GlobalState, Models
-from fedppd_ray.data.batches import Shard
-from fedppd_ray.methods.base import Aggregation, LocalResult
-from fedppd_ray.methods.fedavg import ROLE, AverageAll, FedAvg
+from fedppd_ray.config.schema import Config, settings_of
+from fedppd_ray.config.section import Section
+from fedppd_ray.data.rows import Shard
+from fedppd_ray.federation.types import ClientUpdate, GlobalState
+from fedppd_ray.methods.base import Aggregation, LocalResult, Row, ServerResult
+from fedppd_ray.methods.fedavg import ROLE, FedAvg, FedAvgSettings
+from fedppd_ray.methods.paper import LOCAL, authors, figures
+
+
+class FedPAConfig(Section):
+    """FedAvg's clients, which send a delta that their covariance has corrected."""
+
+    start_round: int = Field(default=1, ge=1, description="FedAvg before it")
+    burn_in: int | None = Field(default=None, ge=0, description="local epochs before the first sample; null: half")
+    shrinkage: float = Field(default=0.01, ge=0, description="ρ of the covariance estimate; 0 is FedAvg's delta")
+    server_rate: float = Field(default=1.0, gt=0, description="the server's step along the mean delta")
+
+
+class FedPASettings(FedAvgSettings):
+    fedpa: FedPAConfig = FedPAConfig()
 
 
 def posterior_delta(theta: Tensor, samples: Sequence[Tensor], rho: float) -> Tensor:
@@ -47,9 +65,33 @@ def posterior_delta(theta: Tensor, samples: Sequence[Tensor], rho: float) -> Ten
 
 
 class FedPA(FedAvg):
+    name = "fedpa"
+    Settings: ClassVar[type[Section]] = FedPASettings
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        burn_in = settings_of(config, FedPASettings).fedpa.burn_in
+        if (burn_in or 0) >= config.client.epochs:
+            raise ValueError(
+                f"fedpa.burn_in: {burn_in} of client.epochs={config.client.epochs} leaves no epoch to sample in; lower "
+                f"it"
+            )
+
+    @classmethod
+    def server_rates(cls, config: Any) -> str:
+        return "fedpa.server_rate"
+
+    @classmethod
+    def rows(cls) -> tuple[Row, ...]:
+        return (Row("fedpa", ("method=fedpa",), figures("fedpa"), authors(LOCAL)),)
+
+    def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
+        super().__init__(config, device)
+        self.fedpa = settings_of(config, FedPASettings).fedpa
+
     def local_update(self, client: str, state: GlobalState, shard: Shard, cancelled: Callable[[], bool]) -> LocalResult:
         """Sends θ + Δ, so that the server's average of models is θ plus the average of deltas."""
-        settings = self.config.fedpa
+        settings = self.fedpa
         if state.round + 1 < settings.start_round:
             return super().local_update(client, state, shard, cancelled)
         burn_in = self.config.client.epochs // 2 if settings.burn_in is None else settings.burn_in
@@ -77,7 +119,7 @@ class FedPA(FedAvg):
         return LocalResult({ROLE: network.export()}, {"training_loss": losses[-1]})
 
     def aggregation(self, state: GlobalState) -> Aggregation:
-        if state.round + 1 < self.config.fedpa.start_round:
+        if state.round + 1 < self.fedpa.start_round:
             return super().aggregation(state)
         return _ServerStep(self, state)
 
@@ -86,16 +128,17 @@ class _ServerStep:
     """SGD on the server with −Σ p_k Δ_k as gradient: θ ← θ + rate · Σ p_k Δ_k. Buffers are averaged."""
 
     def __init__(self, method: FedPA, state: GlobalState) -> None:
-        self._average = AverageAll(method.update_sizes(state))
-        self._start = state.models[ROLE]
-        self._rate = method.config.fedpa.server_rate
+        self._method = method
+        self._state = state
+        self._rule = method.rule()
+        self._rate = method.fedpa.server_rate
         self._parameters = method.network.layout.parameters
 
     def fold(self, update: ClientUpdate) -> None:
-        self._average.fold(update)
+        self._rule.add(update.models, update.receipt.rows)
 
-    def finish(self, pool: Shard | None) -> Models:
-        model = self._average.finish(pool)[ROLE]
-        weights, start = model[: self._parameters], self._start[: self._parameters]
+    def finish(self, pool: Shard | None) -> ServerResult:
+        model = self._rule.result()[ROLE]
+        weights, start = model[: self._parameters], self._state.models[ROLE][: self._parameters]
         model[: self._parameters] = start + self._rate * (weights.astype(np.float64) - start)
-        return {ROLE: model}
+        return self._method.advance(self._state, {ROLE: model})

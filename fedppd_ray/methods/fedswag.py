@@ -1,56 +1,61 @@
 """FedAvg + SWAG (Maddox et al., NeurIPS 2019): FedAvg, and a Gaussian over the weights from the last round. [4][5]
 
-In the last round a client keeps a snapshot an epoch and sends their mean, second moment and last R deviations
-from the running mean. The server mixes the moments by n_k: the mixture's variance holds the spread between the
-clients too, and the mixed deviations are those of the averaged path. Prediction averages S networks
-
-    μ + sqrt(1/2) (sqrt(diag) z₁ + D z₂ / sqrt(R − 1)),   z₁, z₂ ~ N(0, I).
+In the last round a client keeps a snapshot per epoch and sends their Gaussian; the server mixes the clients' Gaussians
+by n_k (`bayes/swag.py`). Prediction averages S networks drawn from the mixture.
 """
 
 import math
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fedppd_ray.core.types import GlobalState, Models
-from fedppd_ray.data.batches import Shard
-from fedppd_ray.evaluation.predictive import Predictor, network_predictor
-from fedppd_ray.methods.base import LocalResult
-from fedppd_ray.methods.fedavg import ROLE, FedAvg
-from fedppd_ray.models.flat import FlatModel, Vector
+from fedppd_ray.bayes.swag import ClientGaussian, Mixture, SwagGaussian, SwagMoments, mix
+from fedppd_ray.config.schema import Config, settings_of
+from fedppd_ray.config.section import Section
+from fedppd_ray.data.rows import Shard
+from fedppd_ray.federation.types import ClientUpdate, GlobalState, Models
+from fedppd_ray.inference.predictor import Predictor, network_predictor
+from fedppd_ray.methods.base import Aggregation, LocalResult, Row, ServerResult
+from fedppd_ray.methods.fedavg import ROLE, FedAvg, FedAvgSettings
+from fedppd_ray.methods.paper import LOCAL, authors, figures
+from fedppd_ray.models.flat import FlatModel
 from fedppd_ray.seeding import generator_for
 
-MEAN, SECOND, DEVIATIONS = "swag_mean", "swag_second", "swag_deviations"
+MEAN, VARIANCE = "swag_mean", "swag_variance"
+DEVIATIONS = "swag_deviations"  # of a client
+FACTORS = "swag_factors"  # of the clients' mixture
 
 
-class SwagMoments:
-    """Mean, second moment and the last `rank` deviations of the vectors it is shown, in float64."""
+class FedSWAGConfig(Section):
+    """SWAG on the clients in the last round."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._count = 0
-        self._mean = self._second = torch.zeros(())
-        self._deviations: list[Tensor] = []
+    rank: int = Field(default=20, ge=2, description="most deviations that a client keeps, one per local epoch")
+    samples: int = Field(default=30, ge=1, description="networks that a prediction averages")
 
-    def add(self, vector: Tensor) -> None:
-        value = vector.detach().double()
-        self._count += 1
-        self._mean = self._mean + (value - self._mean) / self._count
-        self._second = self._second + (value.square() - self._second) / self._count
-        self._deviations = [*self._deviations, value - self._mean][-self._rank :]
 
-    def models(self) -> dict[str, Vector]:
-        parts = {MEAN: self._mean, SECOND: self._second, DEVIATIONS: torch.stack(self._deviations)}
-        return {role: part.flatten().float().cpu().numpy() for role, part in parts.items()}
+class FedSWAGSettings(FedAvgSettings):
+    fedswag: FedSWAGConfig = FedSWAGConfig()
 
 
 class FedSWAG(FedAvg):
+    name = "fedswag"
+    Settings: ClassVar[type[Section]] = FedSWAGSettings
     one_network = False
+
+    @classmethod
+    def rows(cls) -> tuple[Row, ...]:
+        return (Row("fedswag", ("method=fedswag",), figures("fedswag"), authors(LOCAL)),)
+
+    def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
+        super().__init__(config, device)
+        self.fedswag = settings_of(config, FedSWAGSettings).fedswag
 
     @property
     def _rank(self) -> int:
-        return min(self.config.fedswag.rank, self.config.client.epochs)
+        return min(self.fedswag.rank, self.config.client.epochs)
 
     def _is_last(self, state: GlobalState) -> bool:
         return state.round + 1 == self.config.federation.rounds
@@ -62,13 +67,22 @@ class FedSWAG(FedAvg):
         for loss in self.epochs(client, state, shard, cancelled):
             losses.append(loss)
             moments.add(self.network.vector)
-        return LocalResult({ROLE: self.network.export(), **moments.models()}, {"training_loss": losses[-1]})
+        models = {
+            ROLE: self.network.export(),
+            MEAN: moments.mean,
+            VARIANCE: moments.variance,
+            DEVIATIONS: moments.deviations,
+        }
+        return LocalResult(models, {"training_loss": losses[-1]})
 
     def update_sizes(self, state: GlobalState) -> Mapping[str, int]:
         size = self.network.layout.size
         if not self._is_last(state):
             return {ROLE: size}
-        return {ROLE: size, MEAN: size, SECOND: size, DEVIATIONS: self._rank * size}
+        return {ROLE: size, MEAN: size, VARIANCE: size, DEVIATIONS: self._rank * size}
+
+    def aggregation(self, state: GlobalState) -> Aggregation:
+        return _Mixing(self, state) if self._is_last(state) else super().aggregation(state)
 
     def student(self, models: Models) -> FlatModel:
         """One network cannot be thirty: the mean of the Gaussian, once there is one."""
@@ -78,8 +92,9 @@ class FedSWAG(FedAvg):
     def predictor(self, models: Models) -> Predictor:
         if MEAN not in models:
             return super().predictor(models)
-        draw = SwagGaussian(models, self.network.layout.parameters, self.device)
-        network, samples, seed = self.network, self.config.fedswag.samples, self.config.seed
+        mixture = Mixture(models[MEAN], models[VARIANCE], models[FACTORS])
+        draw = SwagGaussian(mixture, self.network.layout.parameters, self.device)
+        network, samples, seed = self.network, self.fedswag.samples, self.config.seed
         predict_one = network_predictor(network)
 
         def predict(inputs: Tensor) -> Tensor:
@@ -96,24 +111,27 @@ class FedSWAG(FedAvg):
 
         return predict
 
+    def complete(self, models: Models) -> bool:
+        """A run that was trained for more rounds than it has now never came to its last one."""
+        return MEAN in models
 
-class SwagGaussian:
-    """Draws networks from the mixed moments. Buffers stay at their mean: a running variance must not be negative."""
 
-    def __init__(self, models: Models, parameters: int, device: torch.device) -> None:
-        self._mean = torch.from_numpy(models[MEAN].copy())
-        size = len(self._mean)
-        variance = torch.from_numpy(models[SECOND].copy()).double() - self._mean.double().square()
-        self._deviation = variance.clamp_(min=0).sqrt().float()
-        self._factors = torch.from_numpy(models[DEVIATIONS].copy()).view(-1, size)
-        self._parameters = parameters
-        self._device = device
+class _Mixing:
+    """The last round: the models' aggregate as in every round, and the mixture of the clients' Gaussians."""
 
-    def __call__(self, generator: torch.Generator) -> Tensor:
-        """μ + sqrt(1/2) (sqrt(diag) z₁ + D z₂ / sqrt(R − 1)). Drawn on the CPU: the same on every device."""
-        rank = len(self._factors)
-        z1 = torch.empty_like(self._mean).normal_(generator=generator)
-        z2 = torch.empty(rank).normal_(generator=generator)
-        spread = self._deviation * z1 + (z2 @ self._factors) / math.sqrt(max(1, rank - 1))
-        spread[self._parameters :] = 0
-        return (self._mean + math.sqrt(0.5) * spread).to(self._device)
+    def __init__(self, method: FedSWAG, state: GlobalState) -> None:
+        self._method = method
+        self._state = state
+        self._rule = method.rule()
+        self._clients: list[ClientGaussian] = []
+
+    def fold(self, update: ClientUpdate) -> None:
+        models, rows = update.models, update.receipt.rows
+        self._rule.add(models, rows)
+        self._clients.append(ClientGaussian(rows, models[MEAN], models[VARIANCE], models[DEVIATIONS]))
+
+    def finish(self, pool: Shard | None) -> ServerResult:
+        mixed = mix(self._clients)
+        gaussian = {MEAN: mixed.mean, VARIANCE: mixed.variance, FACTORS: mixed.factors}
+        averaged = self._method.advance(self._state, self._rule.result())
+        return ServerResult({**averaged.models, **gaussian}, averaged.kept)

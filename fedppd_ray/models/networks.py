@@ -1,4 +1,4 @@
-"""The paper's networks, by name.
+"""The networks by name: the paper's, small ones for any shape, and those that users bring.
 
 ReLU follows each convolution and linear layer but the last. Pooling comes before ReLU: max-pooling and ReLU
 commute, and ReLU then touches a quarter of the values. Weights are Xavier-uniform, biases zero.
@@ -6,59 +6,38 @@ commute, and ReLU then touches a quarter of the values. Weights are Xavier-unifo
 
 import itertools
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedppd_ray.errors import DataError
-from fedppd_ray.torchvision_import import import_torchvision
+from fedppd_ray.config.nouns import METHODS, NETWORKS, NetworkSpec, Shape
+from fedppd_ray.config.schema import Config
+from fedppd_ray.errors import ConfigError, DataError
+from fedppd_ray.models.layers import Dropout, pool_and_relu, seed_dropout
+from fedppd_ray.models.own import adopt, try_network
+from fedppd_ray.models.small import MLP, SmallCNN
+from fedppd_ray.models.torchvision_import import import_torchvision
+from fedppd_ray.models.weights import initialise, remember_start
 
-
-class Dropout(nn.Module):
-    """Dropout that draws from a given generator, so that no bit depends on global random state.
-
-    `channels=True` drops whole feature maps (dropout2d).
-    """
-
-    def __init__(self, p: float = 0.5, channels: bool = False) -> None:
-        super().__init__()
-        self.p = p
-        self.channels = channels
-        self.generator: torch.Generator | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        if self.generator is None:
-            raise RuntimeError("dropout in training mode needs a generator: call seed_dropout(module, generator)")
-        shape = (*x.shape[:2], *([1] * (x.dim() - 2))) if self.channels else x.shape
-        keep = torch.empty(shape, device=x.device, dtype=x.dtype)
-        keep.bernoulli_(1 - self.p, generator=self.generator)
-        return x * keep.div_(1 - self.p)
-
-
-def seed_dropout(module: nn.Module, generator: torch.Generator) -> None:
-    for part in module.modules():
-        if isinstance(part, Dropout):
-            part.generator = generator
-
-
-def pool_and_relu(x: Tensor) -> Tensor:
-    """ReLU of the maximum of each 2×2 block; a last odd line or column is dropped.
-
-    Without gradients two strided maxima do: they need not note where each maximum came from, and a forward pass takes
-    a sixth to a third less. Their backward pass is slower than max_pool2d's and would share a tie's gradient.
-    """
-    if torch.is_grad_enabled():
-        return F.relu(F.max_pool2d(x, 2))
-    height, width = (side // 2 * 2 for side in x.shape[2:])
-    lines = torch.maximum(x[:, :, 0:height:2], x[:, :, 1:height:2])
-    return torch.maximum(lines[..., 0:width:2], lines[..., 1:width:2]).relu_()
-
+__all__ = [
+    "BUILT_IN",
+    "NETWORKS",
+    "Dropout",
+    "FemnistStudent",
+    "LeNet",
+    "build_network",
+    "check_networks",
+    "first_weights",
+    "initialise",
+    "load_pretrained",
+    "pool_and_relu",
+    "seed_dropout",
+]
 
 _VECTOR = 8  # float32 numbers in an AVX2 register
 
@@ -83,7 +62,7 @@ class LeNet(nn.Module):
 
     def __init__(
         self,
-        shape: tuple[int, int, int],
+        shape: Shape,
         channels: tuple[int, int],
         hidden: tuple[int, ...],
         classes: int,
@@ -112,7 +91,7 @@ class LeNet(nn.Module):
 class FemnistStudent(nn.Module):
     """Three same-padded 5×5 convolutions and two wide linear layers (6,045,792 parameters)."""
 
-    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(shape[0], 50, 5, padding=2)
         self.conv2 = nn.Conv2d(50, 100, 5, padding=2)
@@ -136,22 +115,12 @@ class FemnistStudent(nn.Module):
         return out
 
 
-@dataclass(frozen=True)
-class NetworkSpec:
-    """How to build a network; `input_shape` is what it takes, or None for any with that many `channels`."""
-
-    input_shape: tuple[int, int, int] | None
-    build: Callable[[tuple[int, int, int], int], nn.Module]
-    channels: int | None = None
-    pretrained: str | None = None  # torchvision's name of its published weights
-
-
 def _lenet(channels: tuple[int, int], hidden: tuple[int, ...], dropout: bool) -> Callable[..., nn.Module]:
     return lambda shape, classes: LeNet(shape, channels, hidden, classes, dropout)
 
 
 def _resnet(depth: int) -> Callable[..., nn.Module]:
-    def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    def build(shape: Shape, classes: int) -> nn.Module:
         if shape[0] != 3:
             raise ValueError(f"resnet{depth} takes 3 channels, not {shape[0]}")
         import_torchvision()
@@ -163,9 +132,17 @@ def _resnet(depth: int) -> Callable[..., nn.Module]:
     return build
 
 
+def _small_teacher(shape: Shape, classes: int, width: int = 16, **others: Any) -> nn.Module:
+    return SmallCNN(shape, classes, width, **others)
+
+
+def _mlp_teacher(shape: Shape, classes: int, hidden: Sequence[int] = (32, 32), **others: Any) -> nn.Module:
+    return MLP(shape, classes, hidden, **others)
+
+
 _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
 
-NETWORKS: dict[str, NetworkSpec] = {
+BUILT_IN: dict[str, NetworkSpec] = {
     "mnist_teacher": NetworkSpec(_GREY, _lenet((10, 20), (50,), dropout=True)),
     "mnist_student": NetworkSpec(_GREY, _lenet((20, 40), (100,), dropout=True)),
     "femnist_teacher": NetworkSpec(_GREY, _lenet((32, 64), (128,), dropout=True)),
@@ -174,14 +151,56 @@ NETWORKS: dict[str, NetworkSpec] = {
     "cifar10_student": NetworkSpec(_COLOUR, _lenet((16, 16), (256, 128), dropout=False)),
     "resnet18": NetworkSpec(None, _resnet(18), channels=3, pretrained="ResNet18_Weights"),
     "resnet34": NetworkSpec(None, _resnet(34), channels=3, pretrained="ResNet34_Weights"),
+    "small_cnn": NetworkSpec(None, SmallCNN),
+    "mlp": NetworkSpec(None, MLP, images=False),
+    # What `auto` takes where the paper has no network: a student larger than its teacher.
+    "small_teacher": NetworkSpec(None, _small_teacher),
+    "small_student": NetworkSpec(None, SmallCNN),
+    "mlp_teacher": NetworkSpec(None, _mlp_teacher, images=False),
+    "mlp_student": NetworkSpec(None, MLP, images=False),
 }
 
+for _name, _spec in BUILT_IN.items():
+    NETWORKS.register(_name, _spec, __name__)
 
-def build_network(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The named network with undefined weights: `initialise` or load them."""
+
+def build_network(
+    name: str, shape: Shape, classes: int, args: Mapping[str, Any] | None = None, seed: int = 0
+) -> nn.Module:
+    """The named network with undefined weights: `initialise` or load them.
+
+    `seed` is for weights that only a constructor sets, in networks that users bring.
+    """
+    spec = NETWORKS[name]
     # Constructors draw default weights from global random state; leave that state as it was.
     with torch.random.fork_rng(devices=[]):
-        return NETWORKS[name].build(shape, classes)
+        torch.default_generator.manual_seed(seed)
+        try:
+            module = spec.build(shape, classes, **(args or {}))
+        except Exception as error:
+            if name in BUILT_IN and not args:
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"network {name}: cannot be built for rows of {tuple(shape)} and {classes} classes with network_args "
+                f"{dict(args or {})} ({type(error).__name__}: {reason})"
+            ) from error
+    if name in BUILT_IN:
+        known: nn.Module = module
+        return known
+    adopted = adopt(module, f"network {name}")
+    remember_start(adopted)
+    return adopted
+
+
+def check_networks(config: Config) -> None:
+    """Try the networks that a user brings, and sizes that a user sets, before anything is started for them."""
+    info = config.dataset
+    for role, choice in METHODS[config.method].networks(config).items():
+        name = info.network(role) if choice.network == "auto" else choice.network
+        if name not in BUILT_IN or choice.network_args:
+            build = partial(build_network, name, info.shape, len(info.classes), choice.network_args)
+            try_network(f"{role}.network: {name}", build, info.shape, len(info.classes))
 
 
 def first_weights(module: nn.Module, network: str, generator: torch.Generator, pretrained: bool = False) -> None:
@@ -189,18 +208,6 @@ def first_weights(module: nn.Module, network: str, generator: torch.Generator, p
     initialise(module, generator)
     if pretrained:
         load_pretrained(module, network)
-
-
-@torch.no_grad()
-def initialise(module: nn.Module, generator: torch.Generator) -> None:
-    """Xavier-uniform weights, zero biases; batch normalisation at identity (its own default)."""
-    for part in module.modules():
-        if isinstance(part, (nn.Conv2d, nn.Linear)):
-            nn.init.xavier_uniform_(part.weight, generator=generator)
-            if part.bias is not None:
-                part.bias.zero_()
-        elif isinstance(part, nn.BatchNorm2d):
-            part.reset_parameters()
 
 
 def load_pretrained(module: nn.Module, network: str) -> None:

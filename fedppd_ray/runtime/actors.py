@@ -10,11 +10,11 @@ import ray
 import torch
 from ray import ObjectRef
 
-from fedppd_ray.config import Config
-from fedppd_ray.core.client import ClientWorker
-from fedppd_ray.core.server import ServerWorker
-from fedppd_ray.core.types import ClientUpdate, GlobalState, Models, Receipt
+from fedppd_ray.config.schema import Config
+from fedppd_ray.federation.types import ClientUpdate, GlobalState, Models, Receipt
 from fedppd_ray.runtime.resources import Share, choose_device
+from fedppd_ray.workers.client import ClientWorker
+from fedppd_ray.workers.server import ServerWorker
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,10 @@ def _node() -> str:
 
 
 class RayClient(ClientWorker):
-    def __init__(self, config: Config, clients: Sequence[str], share: Share, ranked_by: Sequence[ObjectRef]) -> None:
-        super().__init__(config, clients, _use_assigned_device(share), ray.get(list(ranked_by)))
+    def __init__(
+        self, config: Config, clients: Sequence[str], share: Share, acquisition_states: Sequence[ObjectRef]
+    ) -> None:
+        super().__init__(config, clients, _use_assigned_device(share), ray.get(list(acquisition_states)))
 
     def train(self, clients: Sequence[str], state: GlobalState) -> tuple[list[Receipt], list[Models]]:
         """`local_update` of each, as two objects: the driver reads the receipts, the weights go to the server alone."""

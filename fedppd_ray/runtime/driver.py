@@ -6,19 +6,29 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import ray
 
-from fedppd_ray.checkpoint.remote import Location, open_to_train
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, client_ids
-from fedppd_ray.core.executor import Executor, SerialExecutor
-from fedppd_ray.core.types import GlobalState
-from fedppd_ray.errors import ResourceError
+from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.errors import ConfigError, ResourceError
+from fedppd_ray.federation.executor import Executor
+from fedppd_ray.federation.observer import Observer, Observers
+from fedppd_ray.federation.types import GlobalState
+from fedppd_ray.models.networks import check_networks
+from fedppd_ray.runs.remote import Location, absolute, open_to_train
+from fedppd_ray.runs.store import RunStore
+from fedppd_ray.runs.training import Training
 from fedppd_ray.runtime.gauges import GaugeObserver
 from fedppd_ray.runtime.ray_executor import RayExecutor
-from fedppd_ray.training import Observer, Observers, Training
+from fedppd_ray.runtime.site_actors import RayBox
+from fedppd_ray.sites.coordinator import Listen, SiteObserver, open_door, run_id, wait_for_sites
+from fedppd_ray.sites.guests import Guests
+from fedppd_ray.sites.mailbox import Box, Mailbox
+from fedppd_ray.sites.pool import SiteExecutor
+from fedppd_ray.sites.work import told_config
+from fedppd_ray.workers.serial import SerialExecutor
 
 _CONNECT_S = 10.0
 
@@ -32,39 +42,84 @@ def train(
     resume_if_exists: bool = False,
     address: str | None = None,
     serial: bool = False,
-    ranked_by: Sequence[GlobalState] = (),
+    acquisition_states: Sequence[GlobalState] = (),
+    listen: Listen | None = None,
 ) -> None:
     """A run from its first, or its last saved, round to the end; `out` is a folder or a URL.
 
-    `ranked_by`, active learning: the global models by which the clients have chosen rows to label, in order.
+    `listen`: where sites join, if some clients are sites. `acquisition_states`, active learning: the global models by
+    which the clients have chosen rows to label, in order.
     """
-    with open_to_train(out) as run:
-        store = RunStore(run.folder, run.mirror)
-        if resume or (resume_if_exists and store.exists()):
-            start = store.resume(config)
-        else:
-            store.create(config)
-            start = None
-        if start is not None and start.round == config.federation.rounds:
-            return
-        with _executor(config, address, serial, ranked_by) as executor:
-            watching = observer if serial else Observers(observer, GaugeObserver())
-            Training(config, store, executor, watching).run_rounds(start)
+    check_networks(config)
+    _check_door(config, listen)
+    try:
+        with open_to_train(out) as run:
+            store = RunStore(run.folder, run.mirror)
+            if resume or (resume_if_exists and store.exists()):
+                start = store.resume(config)
+            else:
+                store.create(config)
+                start = None
+            if start is None or start.round < config.federation.rounds:
+                watching = [observer]
+                with _executor(config, address, serial, acquisition_states, _run_of(config, out, listen)) as executor:
+                    if not serial:
+                        watching.append(GaugeObserver())
+                    with _door(config, listen, executor, store.folder) as others:
+                        Training(config, store, executor, Observers(*watching, *others)).run_rounds(start)
+    except BaseException as error:
+        observer.run_failed(error)
+        raise
+    observer.run_finished()
+
+
+def _check_door(config: Config, listen: Listen | None) -> None:
+    sites = config.sites()
+    if sites and listen is None:
+        client, site = next(iter(sites.items()))
+        raise ConfigError(f"clients.{client}.site: {site} joins over HTTPS; say where, with --listen HOST:PORT")
+    if listen is not None and not sites:
+        raise ConfigError("--listen: no client is a site; name one, as clients: {client-00: {site: hospital-a}}")
+
+
+def _run_of(config: Config, out: Location, listen: Listen | None) -> str:
+    return run_id(config, absolute(out), Guests(listen.guests).key()) if listen else ""
+
+
+@contextmanager
+def _door(config: Config, listen: Listen | None, executor: Executor, folder: Path) -> Iterator[list[Observer]]:
+    """Open to sites until the run is over; begins when enough are there. Yields who else watches the run then."""
+    if listen is None:
+        yield []
+        return
+    guests = Guests(listen.guests)
+    if isinstance(executor, SiteExecutor):
+        boxes: dict[str, Box] = {box.site: box for box in executor.boxes.values()}
+    elif isinstance(executor, RayExecutor):
+        boxes = {site: RayBox(handle) for site, handle in executor.hosts.site_handles().items()}
+    with open_door(listen, guests, boxes, folder) as gateway:
+        wait_for_sites(config, lambda: gateway.heard)
+        yield [SiteObserver(folder, guests.key(), config.sites())]
 
 
 @contextmanager
 def _executor(
-    config: Config, address: str | None, serial: bool, ranked_by: Sequence[GlobalState]
+    config: Config, address: str | None, serial: bool, acquisition_states: Sequence[GlobalState], run: str
 ) -> Iterator[Executor]:
     clients = client_ids(config.federation.clients)
     _stop_on_sigterm()
+    if serial and run:
+        patience = config.resources.start_timeout_s
+        told = told_config(config)
+        yield SiteExecutor(config, {c: Mailbox(s, c, run, told, patience) for c, s in config.sites().items()})
+        return
     if serial:
-        yield SerialExecutor(config, clients, ranked_by)
+        yield SerialExecutor(config, clients, acquisition_states)
         return
     connect(address)
     _stop_on_sigterm()  # again: ray.init puts a handler of its own there, which ends the process at once
     try:
-        executor = RayExecutor(config, clients, ranked_by)
+        executor = RayExecutor(config, clients, acquisition_states, run)
         try:
             yield executor
         finally:

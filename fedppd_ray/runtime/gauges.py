@@ -1,13 +1,14 @@
 """The run on Ray's Prometheus port: `ray_fedppd_*`, each with the tag `run`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.util.metrics import Gauge
 
-from fedppd_ray.config import Config
-from fedppd_ray.core.failure_policy import Action
-from fedppd_ray.core.types import ClientInfo, Failure, Receipt
+from fedppd_ray.config.schema import Config
+from fedppd_ray.federation.failure_policy import Action
+from fedppd_ray.federation.observer import Observer
+from fedppd_ray.federation.types import ClientInfo, Failure, Receipt
 
 # Name → what it tells. The dashboard in k8s/ shows these.
 GAUGES = {
@@ -24,7 +25,7 @@ GAUGES = {
 }
 
 
-class GaugeObserver:
+class GaugeObserver(Observer):
     """Made after `ray.init`."""
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class GaugeObserver:
     def server_lost(self, round_id: int, reason: str) -> None:
         self.round_started(round_id, ())
 
-    def round_finished(self, record: dict[str, Any]) -> None:
+    def round_finished(self, record: Mapping[str, Any]) -> None:
         self._set("round", record["round"])
         self._set("round_seconds", record["seconds"])
         self._set("megabytes_sent", record["megabytes"])

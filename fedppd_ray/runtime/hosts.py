@@ -10,18 +10,19 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from fedppd_ray.config import ClientOverrides, Config
-from fedppd_ray.core.types import ClientInfo
+from fedppd_ray.config.schema import ClientOverrides, Config
 from fedppd_ray.errors import ResourceError
+from fedppd_ray.federation.types import ClientInfo
 from fedppd_ray.runtime.actors import ClientActor
 from fedppd_ray.runtime.resources import Allocation, NodeResources, Share, describe
+from fedppd_ray.runtime.site_actors import SiteActor
 
 log = logging.getLogger(__name__)
 _POLL_S = 0.2
 
 
 def plan_hosts(config: Config, clients: Sequence[str]) -> dict[str, list[str]]:
-    """Actor name → its clients. One actor a client, or `resources.actors` that share all clients without wishes.
+    """Actor name → its clients. One actor per client, or `resources.actors` that share all clients without wishes.
 
     A client with a node, data or resources of its own always has an actor of its own.
     """
@@ -43,6 +44,7 @@ class Host:
     share: Share
     clients: Sequence[str]
     has_own_data: bool
+    elsewhere: bool = False  # a site: its work takes no core of this cluster
     node: str = ""
     busy: bool = False
     late: Any = None  # a task that missed its deadline and was told to stop
@@ -58,11 +60,16 @@ class Hosts:
         plan: Mapping[str, Sequence[str]],
         allocation: Allocation,
         nodes: list[NodeResources],
-        ranked_by: Sequence[Any] = (),
+        acquisition_states: Sequence[Any] = (),
+        run: str = "",
     ) -> None:
-        """`ranked_by`: references to the global models that ranked the clients' pools (active learning)."""
+        """`acquisition_states`: references to the global models that ranked the clients' pools (active learning).
+
+        `run`: what sites are told this run is.
+        """
         self._config = config
-        self._ranked_by = list(ranked_by)
+        self._run = run
+        self._acquisition_states = list(acquisition_states)
         self._nodes = nodes
         self._cores = {node.id: max(1, int(node.cpus)) for node in nodes}
         self._hosts = [self._create(name, clients, allocation.clients[name]) for name, clients in plan.items()]
@@ -74,10 +81,14 @@ class Hosts:
 
     def _create(self, name: str, clients: Sequence[str], share: Share) -> Host:
         own = self._config.overrides_for(clients[0]) if len(clients) == 1 else ClientOverrides()
+        if own.site is not None:
+            return Host(
+                name, SiteActor.remote(self._config, clients[0], self._run), share, clients, True, elsewhere=True
+            )
         options: dict[str, Any] = {"num_cpus": share.cpus, "num_gpus": share.gpus}
         if own.label_selector:
             options["label_selector"] = dict(own.label_selector)
-        handle = ClientActor.options(**options).remote(self._config, clients, share, self._ranked_by)
+        handle = ClientActor.options(**options).remote(self._config, clients, share, self._acquisition_states)
         return Host(name, handle, share, clients, own.data is not None)
 
     # ---- start and end
@@ -166,7 +177,7 @@ class Hosts:
 
         Ten busy processes on two cores take turns in each other's caches; two at a time they finish sooner.
         """
-        if host.share.gpus > 0:
+        if not _takes_core(host):
             return True
         if host.node not in self._cores:  # a node that joined later
             self._cores |= {node.id: max(1, int(node.cpus)) for node in cluster_nodes()}
@@ -174,11 +185,11 @@ class Hosts:
 
     def occupy(self, host: Host) -> None:
         host.busy = True
-        self._working[host.node] += host.share.gpus == 0
+        self._working[host.node] += _takes_core(host)
 
     def release(self, host: Host) -> None:
         host.busy = False
-        self._working[host.node] -= host.share.gpus == 0
+        self._working[host.node] -= _takes_core(host)
 
     def _stop_late(self, host: Host) -> None:
         """A host that still works on an answer nobody waits for is stopped the hard way."""
@@ -221,12 +232,21 @@ class Hosts:
             return None
         return f"{hosts[0].name} did not come back: {hosts[0].trouble}"
 
+    def site_handles(self) -> dict[str, Any]:
+        """Site → the actor that holds its mailbox."""
+        sites = self._config.sites()
+        return {sites[host.clients[0]]: host.handle for host in self._hosts if host.elsewhere}
+
     # ---- evaluation
 
     def evaluators(self) -> list[Any]:
         """Handles of living actors that see the public data, at most one a core."""
         fit = [host.handle for host in self._hosts if not host.has_own_data and host.ping is None and host.late is None]
         return fit[: max(1, int(sum(node.cpus for node in self._nodes)))]
+
+
+def _takes_core(host: Host) -> bool:
+    return host.share.gpus == 0 and not host.elsewhere
 
 
 def cluster_nodes() -> list[NodeResources]:

@@ -1,292 +1,70 @@
 """The round's executor on Ray: long-lived actors for clients and server, weights by reference."""
 
 import logging
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.exceptions import RayError
 
-from fedppd_ray.config import Config
-from fedppd_ray.core.executor import Arrival, Lost
-from fedppd_ray.core.types import ClientInfo, GlobalState, Receipt
-from fedppd_ray.errors import ServerLostError
+from fedppd_ray.config.schema import Config
+from fedppd_ray.federation.types import GlobalState
 from fedppd_ray.runtime.actors import ServerActor
-from fedppd_ray.runtime.bundles import bundle_size
-from fedppd_ray.runtime.hosts import Host, Hosts, cluster_nodes, plan_hosts, reason
-from fedppd_ray.runtime.resources import allocate
+from fedppd_ray.runtime.client_pool import RayClientPool
+from fedppd_ray.runtime.hosts import Hosts, cluster_nodes, plan_hosts, reason
+from fedppd_ray.runtime.resources import Share, allocate
+from fedppd_ray.runtime.server_link import RayServerLink
 
 log = logging.getLogger(__name__)
-_POLL_S = 0.2
-# Calls to the server that are under way at most. It works them off in order; a slow one must hold the clients up
-# rather than have their weights pile up in the object store.
-_AHEAD = 4
-_FADING = 0.8  # of the memory of slower clients: the next bundle may hold some again
-
-
-@dataclass(frozen=True)
-class _Bundle:
-    """Clients that an actor works on in one call; none, where nobody waits for them any more."""
-
-    clients: tuple[str, ...]
-    host: Host
-    models: Any  # reference to a list of their weights
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """Where an update's weights are, and what the screen said of them."""
-
-    models: Any
-    place: int
-    refusal: str | None
 
 
 class RayExecutor:
     """Needs `ray.init` to have been called."""
 
-    def __init__(self, config: Config, clients: Sequence[str], ranked_by: Sequence[GlobalState] = ()) -> None:
-        self._config = config
+    def __init__(
+        self, config: Config, clients: Sequence[str], acquisition_states: Sequence[GlobalState] = (), run: str = ""
+    ) -> None:
+        """`run`: what sites are told this run is."""
         nodes = cluster_nodes()
         plan = plan_hosts(config, clients)
         wishes = {name: config.overrides_for(hosted[0]) for name, hosted in plan.items() if len(hosted) == 1}
-        allocation = allocate(list(plan), nodes, config.resources, wishes)
+        sites = [name for name, wish in wishes.items() if wish.site is not None]
+        allocation = allocate([name for name in plan if name not in sites], nodes, config.resources, wishes)
+        # A site works in its own house.
+        allocation = replace(allocation, clients={**allocation.clients, **dict.fromkeys(sites, Share(0.0, 0.0))})
         # All actors are requested before any is waited for: they start side by side.
         server = allocation.server
-        self._server = ServerActor.options(num_cpus=server.cpus, num_gpus=server.gpus).remote(config, server)
-        self._hosts = Hosts(config, plan, allocation, nodes, [ray.put(state) for state in ranked_by])
+        handle = ServerActor.options(num_cpus=server.cpus, num_gpus=server.gpus).remote(config, server)
+        self.hosts = Hosts(config, plan, allocation, nodes, [ray.put(state) for state in acquisition_states], run)
+        self.server = RayServerLink(handle, config.resources.start_timeout_s)
         try:
-            self._hosts.wait_until_ready({self._server.ready.remote(): "the server"})
+            self.hosts.wait_until_ready({handle.ready.remote(): "the server"})
         except BaseException:
             self.close()
             raise
-        self._state_ref: Any = None
-        self._round = 0
-        self._deadline: float | None = None
-        self._seconds: float | None = None  # what a client's update took lately
-        self._pending: dict[Any, _Bundle] = {}  # by the reference to the receipts
-        self._forget_round()
-
-    def _forget_round(self) -> None:
-        """What belongs to one attempt at one round, and to no other."""
-        self._queue: deque[str] = deque()  # told to start, waiting for a host
-        self._alone: set[str] = set()  # not to be bundled: it was in a bundle that failed
-        self._screening: dict[Any, tuple[_Bundle, list[Receipt]]] = {}  # by the reference to the server's answer
-        self._events: deque[Arrival | Lost] = deque()  # not yet asked for
-        self._to_fold: list[tuple[Receipt, _Weights]] = []  # of one bundle
-        self._folding: deque[Any] = deque()
-        self._pending = {ref: replace(bundle, clients=()) for ref, bundle in self._pending.items()}
+        self.clients = RayClientPool(config, self.hosts, self.server)
+        self.evaluation = RayEvaluator(self.hosts, self.server)
 
     def close(self) -> None:
-        ray.kill(self._server)
-        self._hosts.close()
+        ray.kill(self.server.handle)
+        self.hosts.close()
 
-    # ---- the server
 
-    def install(self, state: GlobalState | None) -> None:
-        """Waits for a server that is being started anew."""
-        limit = time.monotonic() + self._config.resources.start_timeout_s
-        while True:
-            try:
-                self._ask_server(lambda: self._server.install.remote(state))
-                return
-            except ServerLostError:
-                if time.monotonic() > limit:
-                    raise
-                time.sleep(_POLL_S)
-
-    def state(self) -> GlobalState:
-        return self._ask_server(lambda: self._server.state.remote())
-
-    def begin(self, round_id: int) -> None:
-        # A round that is begun again (the server died) has no use for the answers of the first attempt.
-        self._forget_round()
-        # The driver reads the marker only; the state itself goes to the clients by reference.
-        marker, self._state_ref = self._server.publish.options(num_returns=2).remote(round_id)
-        self._ask_server(lambda: marker)
-        self._round = round_id
-        limit = self._config.federation.deadline_s
-        self._deadline = None if limit is None else time.monotonic() + limit
-
-    def refusal(self, arrival: Arrival) -> str | None:
-        return _weights(arrival).refusal
-
-    def fold(self, arrival: Arrival) -> Receipt:
-        """In the order of the calls, but not at once: the server is not waited for until `finish`."""
-        weights = _weights(arrival)
-        if self._to_fold and self._to_fold[0][1].models is not weights.models:
-            self._send_folds()
-        self._to_fold.append((arrival.receipt, weights))
-        return arrival.receipt
-
-    def _send_folds(self) -> None:
-        if not self._to_fold:
-            return
-        while len(self._folding) >= _AHEAD:
-            self._folded()
-        receipts = [receipt for receipt, _ in self._to_fold]
-        places = [weights.place for _, weights in self._to_fold]
-        self._folding.append(self._server.accept.remote(receipts, places, self._to_fold[0][1].models))
-        self._to_fold = []
-
-    def _folded(self) -> None:
-        try:
-            self._ask_server(self._folding.popleft)
-        except ObjectLostError:
-            raise ServerLostError("weights were lost with their node before they were folded") from None
-
-    def finish(self) -> None:
-        self._send_folds()
-        while self._folding:
-            self._folded()
-        self._ask_server(lambda: self._server.finish.remote())
-
-    def _ask_server(self, call: Callable[[], Any]) -> Any:
-        try:
-            return ray.get(call())
-        except RayActorError as error:
-            raise ServerLostError(f"the server's process died ({reason(error)})") from None
-
-    # ---- the clients
-
-    def describe(self) -> list[ClientInfo]:
-        return self._hosts.describe()
-
-    def start(self, client: str) -> None:
-        self._queue.append(client)
-
-    def next_event(self) -> Arrival | Lost:
-        while not self._events:
-            self._send_folds()
-            if len(self._screening) < _AHEAD:
-                self._dispatch()
-            pings = self._hosts.pings()
-            if pings and (lost := self._hopeless()):
-                return lost
-            waiting = [*self._screening, *self._pending, *pings]
-            ready, _ = ray.wait(waiting, timeout=self._time_left(), fetch_local=False)
-            if not ready and self._screening:
-                ready, _ = ray.wait(list(self._screening), fetch_local=False)  # they came in time
-            if not ready:
-                if self._deadline is not None and time.monotonic() >= self._deadline:
-                    self._give_up()
-            elif ready[0] in pings:
-                self._hosts.ping_answered(pings[ready[0]])
-            elif ready[0] in self._screening:
-                self._screened(ready[0])
-            else:
-                self._answer(ready[0])
-        return self._events.popleft()
-
-    def _hopeless(self) -> Lost | None:
-        for client in self._queue:
-            if trouble := self._hosts.hopeless(client):
-                self._queue.remove(client)
-                return Lost(client, trouble, late=True)
-        return None
-
-    def _dispatch(self) -> None:
-        """Send off the queued clients that have a free host, in their order."""
-        held_back: list[str] = []
-        while self._queue and not self._hosts.all_busy():
-            client = self._queue.popleft()
-            host = self._hosts.free_for(client)
-            if host is None:
-                held_back.append(client)
-                continue
-            clients = (client, *self._companions(client, host))
-            receipts, models = host.handle.train.options(num_returns=2).remote(clients, self._state_ref)
-            self._hosts.occupy(host)
-            self._pending[receipts] = _Bundle(clients, host, models)
-        self._queue.extendleft(reversed(held_back))
-
-    def _companions(self, client: str, host: Host) -> list[str]:
-        """The next in the queue that go with this client in one call: virtual clients of the same actors."""
-        size = bundle_size(1 + len(self._queue), self._hosts.sharing(client), self._seconds)
-        companions: list[str] = []
-        if client in self._alone or len(host.clients) == 1:
-            return companions
-        while len(companions) < size - 1 and self._queue[0] not in self._alone:
-            if not self._hosts.serves(host, self._queue[0]):
-                break
-            companions.append(self._queue.popleft())
-        return companions
-
-    def _time_left(self) -> float | None:
-        ends = [end for end in (self._deadline, self._hosts.next_patience()) if end is not None]
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
-
-    def _answer(self, ref: Any) -> None:
-        """A call to an actor has ended: on to the screen with its updates, or its clients are lost."""
-        bundle = self._pending.pop(ref)
-        self._hosts.release(bundle.host)
-        try:
-            receipts = ray.get(ref)
-        except ObjectLostError as error:
-            raise ServerLostError(f"the published state was lost with the server's node ({reason(error)})") from None
-        except RayError as error:
-            if isinstance(error, RayActorError):
-                self._hosts.died(bundle.host, reason(error))
-            self._failed(bundle.clients, reason(error))
-            return
-        if bundle.clients:
-            mean = fmean(receipt.metrics["seconds"] for receipt in receipts)
-            self._seconds = max(mean, _FADING * (self._seconds or 0.0))
-            answer = self._server.screen.remote(bundle.clients, receipts, bundle.models)
-            self._screening[answer] = (bundle, receipts)
-
-    def _failed(self, clients: Sequence[str], why: str) -> None:
-        if len(clients) == 1:
-            self._events.append(Lost(clients[0], why))
-            return
-        # Whose fault was it? Each goes again, alone; a bundle that fails is no client's failed attempt.
-        self._alone.update(clients)
-        self._queue.extendleft(reversed(clients))
-
-    def _screened(self, ref: Any) -> None:
-        bundle, receipts = self._screening.pop(ref)
-        try:
-            refusals = self._ask_server(lambda: ref)
-        except ObjectLostError:
-            refusals = ["its weights were lost with its node"] * len(receipts)
-        for place, (client, receipt, refusal) in enumerate(zip(bundle.clients, receipts, refusals, strict=True)):
-            self._events.append(Arrival(client, receipt, _Weights(bundle.models, place, refusal)))
-
-    def _give_up(self) -> None:
-        """The deadline has passed: all who are still out are lost, whatever they are at."""
-        text = f"no answer within federation.deadline_s={self._config.federation.deadline_s:g}"
-        for ref, bundle in list(self._pending.items()):
-            if bundle.clients:
-                del self._pending[ref]
-                self._hosts.release(bundle.host)
-                bundle.host.late = ref
-                bundle.host.handle.cancel.remote(self._round)
-                self._events.extend(Lost(client, text, late=True) for client in bundle.clients)
-        while self._queue:
-            self._events.append(Lost(self._queue.popleft(), text, late=True))
-
-    # ---- evaluation
+class RayEvaluator:
+    def __init__(self, hosts: Hosts, server: RayServerLink) -> None:
+        self._hosts = hosts
+        self._server = server
 
     def predict(self, split: str) -> NDArray[np.float64]:
         """Parts of the held-out data on as many actors as there are cores; the server where one fails."""
         actors = self._hosts.evaluators()
         if actors:
-            state = self._server.state.remote()
+            state = self._server.handle.broadcast.remote()
             parts = [actor.predict.remote(state, split, part, len(actors)) for part, actor in enumerate(actors)]
             try:
                 return np.concatenate(ray.get(parts))
             except RayError as error:
                 log.warning("evaluating on the server alone: %s", reason(error))
-        return self._ask_server(lambda: self._server.predict.remote(split))
-
-
-def _weights(arrival: Arrival) -> _Weights:
-    if not isinstance(arrival.payload, _Weights):
-        raise TypeError(f"{arrival.client}: not an arrival of this executor")
-    return arrival.payload
+        return self._server.ask(lambda: self._server.handle.predict.remote(split))

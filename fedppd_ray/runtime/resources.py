@@ -6,7 +6,7 @@ A fraction never straddles two devices or two nodes, so shares are sized per nod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedppd_ray.config import ClientOverrides, ResourcesConfig
+from fedppd_ray.config.schema import ClientOverrides, ResourcesConfig
 from fedppd_ray.errors import ResourceError
 
 _SERVER = "the server"
@@ -182,6 +182,8 @@ def _check(allocation: Allocation, nodes: Sequence[NodeResources]) -> None:
 
 def _check_fit(kind: str, shares: Sequence[float], capacities: Sequence[float], nodes: Sequence[NodeResources]) -> None:
     """Equal shares do not straddle: 0.6 of a GPU fits twice on two, not three times."""
+    if not shares:
+        return  # every client is a site
     size = shares[0]
     if not 0 < size <= 1 or any(share != size for share in shares):
         return

@@ -1,5 +1,7 @@
 // Draw or drop an image, ask the service, show what it says. No library, no outside resource.
 
+import { makeForm } from "./form.js";
+
 const $ = (id) => document.getElementById(id);
 const pad = $("pad");
 const READ_BACK = { willReadFrequently: true };
@@ -24,8 +26,17 @@ async function start() {
     return;
   }
   $("model-name").textContent = card.name;
-  const accuracy = typeof card.metrics.accuracy === "number" ? `, ${card.metrics.accuracy.toFixed(1)} % right on held-out images` : "";
+  const accuracy = typeof card.metrics.accuracy === "number" ? `, ${card.metrics.accuracy.toFixed(1)} % right on held-out ${card.table ? "rows" : "images"}` : "";
   $("model-line").textContent = `version ${card.version}, round ${card.round}${accuracy}`;
+  showBars(card.classes.map(() => 0));
+  offerCoverages();
+  if (card.table) {
+    $("pictures").hidden = true;
+    $("badge").textContent = "waiting for values";
+    $("hint").textContent = `Give the values of one row. It knows ${list(card.classes)}.`;
+    makeForm(card.table.columns, (row) => ask(JSON.stringify({ instances: [row] }), "application/json"));
+    return;
+  }
   const { width, height, channels } = card.input;
   $("seen").width = width;
   $("seen").height = height;
@@ -35,8 +46,6 @@ async function start() {
   $("hint").textContent = draws
     ? `Draw here (it knows ${list(card.classes)}), or drop, paste or choose an image.`
     : `Drop, paste or choose an image. It knows ${list(card.classes)}.`;
-  showBars(card.classes.map(() => 0));
-  offerCoverages();
   clearAll();
 }
 
@@ -87,7 +96,11 @@ const again = () => last && ask(last.body, last.type);
 
 // ---- showing
 
-function show({ predictions: [prediction], abstention }) {
+function show({ predictions: [prediction], abstention, hint }) {
+  const beyond = prediction.outside ?? [];
+  $("beyond").hidden = !beyond.length;
+  $("beyond").textContent = `Beyond what training saw: ${beyond.join(", ")}. Do not rely on the answer.`;
+  if (hint) showError(hint);
   const label = $("label");
   label.textContent = prediction.class_name;
   label.classList.toggle("long", prediction.class_name.length > 3);
@@ -267,7 +280,13 @@ function asModelSeesIt() {
   const centre = massCentre(paint(0, 0), seen.width, seen.height);
   const pixels = paint(Math.round((seen.width - 1) / 2 - centre.x), Math.round((seen.height - 1) / 2 - centre.y));
   return Array.from({ length: seen.height }, (_, y) =>
-    Array.from({ length: seen.width }, (_, x) => pixels[4 * (y * seen.width + x)]));
+    Array.from({ length: seen.width }, (_, x) => inRange(pixels[4 * (y * seen.width + x)])));
+}
+
+// Of ink and paper, which are 0 to 255, to what the model takes.
+function inRange(value) {
+  const [low, high] = card.normalisation.range ?? [0, 255];
+  return low + value * (high - low) / 255;
 }
 
 function massCentre(pixels, width, height) {
@@ -283,14 +302,21 @@ function massCentre(pixels, width, height) {
 
 // ---- images
 
+// What the service reads, whether or not the browser can show it.
+const KINDS = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", tif: "image/tiff", tiff: "image/tiff",
+  npy: "application/x-npy", dcm: "application/dicom" };
+const kindOf = (file) => KINDS[(file.name ?? "").split(".").pop().toLowerCase()] ?? file.type;
+
 async function take(file) {
-  if (!file) return;
+  if (!file || card?.table) return;
   clearAll();
+  const kind = kindOf(file);
   let bitmap;
   try {
     bitmap = await createImageBitmap(file);
   } catch {
-    showError(`${file.name || "This"} is not an image that the browser can read.`);
+    if (Object.values(KINDS).slice(3).includes(kind)) await ask(file, kind);
+    else showError(`${file.name || "This"} is not an image that the browser can read.`);
     return;
   }
   const picture = $("picture");
@@ -302,9 +328,9 @@ async function take(file) {
   glass.filter = filterFor();
   glass.drawImage(bitmap, 0, 0, seen.width, seen.height);
   glass.filter = "none";
-  const plain = !$("invert").checked && ["image/png", "image/jpeg"].includes(file.type);
+  const plain = !$("invert").checked && ["image/png", "image/jpeg"].includes(kind);
   const body = plain ? file : await asPng(bitmap);
-  await ask(body, plain ? file.type : "image/png");
+  await ask(body, plain ? kind : "image/png");
 }
 
 const filterFor = () => $("invert").checked ? "invert(1)" : "none";

@@ -12,13 +12,13 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from fedppd_ray.config import client_ids
-from fedppd_ray.core.executor import SerialExecutor
-from fedppd_ray.core.failure_policy import FailurePolicy
-from fedppd_ray.core.federated_round import federated_round
+from fedppd_ray.config.schema import client_ids
 from fedppd_ray.data.datasets import load
 from fedppd_ray.errors import QuorumError, ResourceError
+from fedppd_ray.federation.failure_policy import FailurePolicy
+from fedppd_ray.federation.round import federated_round
 from fedppd_ray.runtime.ray_executor import RayExecutor
+from fedppd_ray.workers.serial import SerialExecutor
 from tests.runtime.conftest import Recorder, run, tiny_config
 
 
@@ -77,7 +77,7 @@ def killing(nodes: Nodes, site: str, round_id: int) -> Recorder:
 def test_a_node_that_dies_in_mid_round_costs_nothing_but_time(nodes, tmp_path):
     config = tiny_config(federation={"clients": 6, "rounds": 3, "retries": 2})
     executor = RayExecutor(config, client_ids(6))
-    spread = {host.node for host in executor._hosts._hosts}
+    spread = {host.node for host in executor.hosts._hosts}
     assert len(spread) > 1
     observer = killing(nodes, "a", round_id=2)
     state = run(config, tmp_path / "run", executor, observer)
@@ -110,10 +110,10 @@ def pinned(tmp_path: Path, quorum: float) -> Any:
 def test_clients_pinned_to_a_dead_node_are_dropped_by_name_and_the_rest_go_on(nodes, tmp_path):
     config = pinned(tmp_path, quorum=0.5)
     executor = RayExecutor(config, client_ids(4))
-    homes = {host.name: host.node for host in executor._hosts._hosts}
+    homes = {host.name: host.node for host in executor.hosts._hosts}
     labels = {node["NodeID"]: node["Labels"].get("fl-site") for node in ray.nodes()}
     assert [labels[homes[client]] for client in client_ids(4)] == ["a", "a", "b", "b"]
-    assert {info.client: info.rows for info in executor.describe()} == {
+    assert {info.client: info.rows for info in executor.clients.describe()} == {
         "client-00": 40, "client-01": 40, "client-02": 48, "client-03": 48,
     }  # fmt: skip
 
@@ -129,7 +129,7 @@ def test_clients_pinned_to_a_dead_node_are_dropped_by_name_and_the_rest_go_on(no
     # The quorum decides: half of the clients are not enough for three quarters, and the state stays as it was.
     with pytest.raises(QuorumError, match=r"round 4: 2 of 4 clients delivered, the quorum is 3.*client-0[01]"):
         federated_round(executor, 4, client_ids(4), FailurePolicy(retries=0, quorum=0.75), Recorder())
-    assert executor.state().round == 3
+    assert executor.server.state().round == 3
 
 
 @pytest.mark.long

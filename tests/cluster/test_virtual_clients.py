@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import ray
 
-from fedppd_ray.config import client_ids
-from fedppd_ray.config_file import parse_config
-from fedppd_ray.core.executor import SerialExecutor
+from fedppd_ray.config.file import parse_config
+from fedppd_ray.config.schema import client_ids
 from fedppd_ray.runtime.ray_executor import RayExecutor
+from fedppd_ray.workers.serial import SerialExecutor
 from tests.runtime.conftest import Recorder, run
 
 CLIENTS = 1000
@@ -54,7 +54,7 @@ def test_a_thousand_clients_share_two_actors_and_the_server_does_not_grow_with_t
     def watch(receipt: Any) -> None:
         done.append(receipt.client)
         if len(done) in (100, CLIENTS):
-            sizes[len(done)] = resident_megabytes(executor._server)
+            sizes[len(done)] = resident_megabytes(executor.server.handle)
 
     observer = Recorder(on_client=watch)
     run(config, tmp_path / "run", executor, observer)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from moto.server import ThreadedMotoServer
 
-from fedppd_ray.checkpoint import remote
+from fedppd_ray.runs import remote
 from tests.e2e.conftest import ROOT, SMALL, command, fedppd, student_digest, train, wait_for
 from tests.service.live import HEADERS, fedppd_serve
 

@@ -28,11 +28,11 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
-from fedppd_ray.cli import app
-from fedppd_ray.config import Config, client_ids
-from fedppd_ray.config_file import load_config
+from fedppd_ray.cli.app import app
+from fedppd_ray.config.file import load_config
+from fedppd_ray.config.schema import Config, client_ids
 from serve.deployment import ApplicationArgs, deployment
-from serve.settings import TOKEN_FILE_VARIABLE
+from serve.tokens import TOKEN_FILE_VARIABLE
 from tests.k8s.conftest import K8S, ROOT, Builder
 from tests.k8s.pods import OVERLAYS, Pod, cluster_spec, one, pods
 from tests.k8s.schemas import Manifest
@@ -72,7 +72,7 @@ def serve_config(manifests: list[Manifest]) -> dict[str, Any]:
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_the_job_runs_a_command_of_the_package_on_a_valid_config(build: Builder, folder: str, tmp_path: Path) -> None:
     manifests = build(folder)
-    assert "train" in entrypoint(manifests)["config"].name
+    assert "train" in Path(entrypoint(manifests)["config"]).name
     assert trained(manifests, tmp_path).federation.rounds >= 1
 
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import ray
 
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, client_ids
-from fedppd_ray.config_file import parse_config
-from fedppd_ray.core.types import GlobalState
+from fedppd_ray.config.file import parse_config
+from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.federation.observer import Observer
+from fedppd_ray.federation.types import GlobalState
+from fedppd_ray.runs.store import RunStore
+from fedppd_ray.runs.training import Training
 from fedppd_ray.runtime.ray_executor import RayExecutor
-from fedppd_ray.training import Training
 
 TINY = {
     "name": "tiny",
     "data": {
         "name": "mnist5k",
-        "server_pool": 50,
         "calibration": 50,
         "partition": {"kind": "iid", "rows_per_client": 48},
     },
@@ -40,7 +40,7 @@ def tiny_config(**changes: Any) -> Config:
     return parse_config(values)
 
 
-class Recorder:
+class Recorder(Observer):
     """An observer that remembers."""
 
     def __init__(self, on_round: Any = None, on_client: Any = None) -> None:

@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import json, logging, sys
 import ray
-from fedppd_ray.config import ResourcesConfig, client_ids
+from fedppd_ray.config.schema import ResourcesConfig, client_ids
 from fedppd_ray.runtime.hosts import cluster_nodes
 from fedppd_ray.runtime.resources import allocate, choose_device
 

@@ -11,12 +11,15 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from fedppd_ray.config import client_ids
-from fedppd_ray.core.executor import SerialExecutor
-from fedppd_ray.core.failure_policy import FailurePolicy
-from fedppd_ray.core.federated_round import federated_round
-from fedppd_ray.core.types import GlobalState
-from fedppd_ray.errors import QuorumError, ResourceError
+from fedppd_ray.config.file import load_config
+from fedppd_ray.config.schema import client_ids
+from fedppd_ray.data.sums_file import section_of
+from fedppd_ray.errors import DataError, QuorumError, ResourceError
+from fedppd_ray.federation.failure_policy import FailurePolicy
+from fedppd_ray.federation.round import federated_round
+from fedppd_ray.federation.types import GlobalState
+from fedppd_ray.runtime.table_sums import sums_on_nodes
+from fedppd_ray.workers.serial import SerialExecutor
 from tests.runtime.conftest import Recorder, run, tiny_config
 
 
@@ -44,24 +47,45 @@ def test_ray_equals_serial_bit_for_bit(ray_executor, tmp_path, reference):
 
 
 def test_ray_equals_serial_for_server_distillation(ray_executor, tmp_path):
-    config = tiny_config(server={"aggregate": "distill", "distill": {"epochs": 2, "samples": 2}})
+    config = tiny_config(server={"aggregate": "distill", "distill": {"epochs": 2, "samples": 2}}, data__server_pool=50)
     on_ray = run(config, tmp_path / "ray", ray_executor(config), Recorder())
     serial = run(config, tmp_path / "serial", SerialExecutor(config, client_ids(3)), Recorder())
     assert_same_bits(on_ray, serial)
 
 
+def test_the_hospitals_on_ray_equal_serial_ones(ray_executor, tmp_path):
+    config = load_config("hospital", {"federation.rounds": 2, "client.epochs": 1})
+    serial = run(config, tmp_path / "serial", SerialExecutor(config, client_ids(5)), Recorder())
+    assert_same_bits(run(config, tmp_path / "ray", ray_executor(config), Recorder()), serial)
+
+
+def test_sums_of_tables_are_made_where_the_files_are_and_errors_name_the_client(ray_cluster, tmp_path):
+    clients = {}
+    for number, rows in enumerate(("61,ill\n50,well\n", "40,well\n,ill\n")):
+        path = tmp_path / f"{number}.csv"
+        path.write_text(f"age,y\n{rows}")
+        clients[f"client-0{number}"] = {"data": str(path)}
+    section = section_of(sums_on_nodes(clients, {"target": "y"}), {"target": "y"})
+    (age,) = section["columns"]
+    assert (age["mean"], age["low"], age["high"], age["missing"]) == (pytest.approx(151 / 3), 40, 61, True)
+    assert section["classes"] == ["ill", "well"]
+    clients["client-01"] = {"data": str(tmp_path / "nothing.csv")}
+    with pytest.raises(DataError, match=r"^client-01: .*nothing.csv: no such file"):
+        sums_on_nodes(clients, {"target": "y"})
+
+
 def test_predictions_on_ray_equal_serial_ones(ray_executor):
     config = tiny_config()
     on_ray, serial = ray_executor(config), SerialExecutor(config, client_ids(3))
-    on_ray.install(None)
-    serial.install(None)
+    on_ray.server.install(None)
+    serial.server.install(None)
     for split in ("test", "calibration", "ood"):
-        assert np.array_equal(on_ray.predict(split), serial.predict(split)), split
+        assert np.array_equal(on_ray.evaluation.predict(split), serial.evaluation.predict(split)), split
 
 
 def test_a_client_killed_in_mid_round_is_retried_and_changes_no_bit(ray_executor, tmp_path, reference):
     executor = ray_executor(tiny_config())
-    victim = pid_of(executor._hosts._of["client-01"][0].handle)
+    victim = pid_of(executor.hosts._of["client-01"][0].handle)
 
     def kill_soon(round_id: int) -> None:
         if round_id == 1:
@@ -77,16 +101,16 @@ def test_a_client_killed_in_mid_round_is_retried_and_changes_no_bit(ray_executor
 def test_a_bundle_that_dies_with_its_process_is_sent_again_one_by_one_and_is_nobodys_failure(ray_executor, tmp_path):
     config = tiny_config(federation__clients=8, federation__retries=0, resources={"actors": 2})
     executor = ray_executor(config)
-    victim = pid_of(executor._hosts._of["client-00"][0].handle)
+    victim = pid_of(executor.hosts._of["client-00"][0].handle)
     alone: set[str] = set()
 
     def kill_soon(round_id: int) -> None:
         if round_id == 2:
-            executor._seconds = 1e-3  # however slow the machine: the first calls carry two clients
+            executor.clients._seconds = 1e-3  # however slow the machine: the first calls carry two clients
             os.kill(victim, signal.SIGSTOP)
             threading.Timer(1.0, os.kill, (victim, signal.SIGKILL)).start()
 
-    observer = Recorder(on_round=kill_soon, on_client=lambda _receipt: alone.update(executor._alone))
+    observer = Recorder(on_round=kill_soon, on_client=lambda _receipt: alone.update(executor.clients._alone))
     state = run(config, tmp_path / "ray", executor, observer)
     assert observer.failures == []
     assert [record["clients"] for record in observer.records] == [8, 8]
@@ -103,7 +127,7 @@ def test_a_server_killed_in_mid_round_is_restored_and_changes_no_bit(ray_executo
         if receipt.round == 2 and done.count(receipt.client) == 2:
             # Answers that came before the driver noticed may find it dead already.
             with contextlib.suppress(RayActorError):
-                os.kill(pid_of(executor._server), signal.SIGKILL)
+                os.kill(pid_of(executor.server.handle), signal.SIGKILL)
 
     observer = Recorder(on_client=kill_server)
     assert_same_bits(run(tiny_config(), tmp_path / "run", executor, observer), reference)
@@ -114,7 +138,7 @@ def test_a_server_killed_in_mid_round_is_restored_and_changes_no_bit(ray_executo
 def test_a_client_that_hangs_past_the_deadline_is_dropped_and_comes_back(ray_executor, tmp_path):
     config = tiny_config(federation__deadline_s=10, federation__rounds=3)
     executor = ray_executor(config)
-    stuck = pid_of(executor._hosts._of["client-02"][0].handle)
+    stuck = pid_of(executor.hosts._of["client-02"][0].handle)
 
     def hang(round_id: int) -> None:
         if round_id == 1:
@@ -129,14 +153,14 @@ def test_a_client_that_hangs_past_the_deadline_is_dropped_and_comes_back(ray_exe
     outcome = [(record["clients"], record["failed"]) for record in observer.records]
     assert (outcome[0], outcome[-1]) == ((2, 1), (3, 0))
     assert time.monotonic() - began < 100
-    assert pid_of(executor._hosts._of["client-02"][0].handle) != stuck
+    assert pid_of(executor.hosts._of["client-02"][0].handle) != stuck
 
 
 def test_a_late_answer_is_ignored(ray_executor, tmp_path):
     """A client that misses the deadline of round 1 and works on afterwards: as if it had not taken part in it."""
     config = tiny_config(federation__deadline_s=8)
     executor = ray_executor(config)
-    slow = pid_of(executor._hosts._of["client-02"][0].handle)
+    slow = pid_of(executor.hosts._of["client-02"][0].handle)
     observer = Recorder(on_round=lambda round_id: os.kill(slow, signal.SIGSTOP) if round_id == 1 else None)
     dropped = observer.client_failed
 
@@ -148,13 +172,13 @@ def test_a_late_answer_is_ignored(ray_executor, tmp_path):
     observer.client_failed = wake
     state = run(config, tmp_path / "run", executor, observer)
     assert [(record["clients"], record["failed"]) for record in observer.records] == [(2, 1), (3, 0)]
-    serial = SerialExecutor(config, client_ids(3))
-    serial.install(None)
+    serial = SerialExecutor(tiny_config(), client_ids(3))
+    serial.server.install(None)
     policy = FailurePolicy(retries=0, quorum=0.5)
     federated_round(serial, 1, client_ids(3)[:2], policy, Recorder())
     federated_round(serial, 2, client_ids(3), policy, Recorder())
-    assert_same_bits(state, serial.state())
-    assert pid_of(executor._hosts._of["client-02"][0].handle) == slow  # it stopped by itself, and was not killed
+    assert_same_bits(state, serial.server.state())
+    assert pid_of(executor.hosts._of["client-02"][0].handle) == slow  # it stopped by itself, and was not killed
 
 
 def test_updates_that_are_not_finite_stop_the_run_below_quorum_with_the_last_round_intact(ray_executor, tmp_path):
@@ -163,7 +187,7 @@ def test_updates_that_are_not_finite_stop_the_run_below_quorum_with_the_last_rou
     observer = Recorder()
     with pytest.raises(QuorumError, match="NaN or infinite"):
         run(config, tmp_path / "run", executor, observer)
-    state = executor.state()
+    state = executor.server.state()
     assert state.round == 0
     assert all(np.isfinite(vector).all() for vector in state.models.values())
     assert {client for client, _, _ in observer.failures} == set(client_ids(3))
@@ -171,12 +195,12 @@ def test_updates_that_are_not_finite_stop_the_run_below_quorum_with_the_last_rou
 
 def test_weights_in_the_object_store_are_not_changed_by_a_client_that_trains_on_them(ray_executor):
     executor = ray_executor(tiny_config())
-    executor.install(None)
-    executor.begin(1)
-    before = {role: vector.copy() for role, vector in ray.get(executor._state_ref).models.items()}
-    executor.start("client-00")
-    executor.next_event()
-    after = ray.get(executor._state_ref).models
+    executor.server.install(None)
+    executor.clients.open(1, executor.server.begin(1))
+    before = {role: vector.copy() for role, vector in ray.get(executor.clients._state_ref).models.items()}
+    executor.clients.start("client-00")
+    executor.clients.next_event()
+    after = ray.get(executor.clients._state_ref).models
     assert all(np.array_equal(before[role], after[role]) for role in before)
 
 

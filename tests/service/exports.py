@@ -6,22 +6,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedppd_ray.checkpoint.export import export_student
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config
-from fedppd_ray.config_file import parse_config
-from fedppd_ray.data.batches import Shard
+from fedppd_ray.config.file import parse_config
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import load
 from fedppd_ray.data.holdings import partition_of
-from fedppd_ray.evaluation.abstention import abstention_card
-from fedppd_ray.evaluation.metrics import score
-from fedppd_ray.evaluation.predictive import HeldOut, network_predictor
+from fedppd_ray.data.rows import ImageShard
+from fedppd_ray.evaluation.metrics import metrics_of
+from fedppd_ray.inference.abstention import abstention_card
+from fedppd_ray.inference.held_out import HeldOut
+from fedppd_ray.inference.predictor import network_predictor
 from fedppd_ray.models.flat import FlatModel
 from fedppd_ray.models.networks import build_network, initialise, seed_dropout
+from fedppd_ray.runs.export import export_student
+from fedppd_ray.runs.store import RunStore
 
 DIGITS: dict[str, Any] = {
     "name": "digits",
-    "data": {"name": "mnist5k", "server_pool": 100, "calibration": 400, "partition": {"kind": "iid"}},
+    "data": {"name": "mnist5k", "calibration": 400, "partition": {"kind": "iid"}},
     "federation": {"clients": 2},
 }
 
@@ -34,7 +35,7 @@ def trained_digits(run: Path) -> None:
     data = load("mnist5k", None)
     # Calibration rows stay out, as they do in a federated run.
     kept = np.setdiff1d(np.arange(len(data.train)), partition_of(config, data.train).calibration)
-    shard = Shard(data.train.images[kept], np.asarray(data.train.labels[kept]), data.info)
+    shard = ImageShard(data.train.images[kept], np.asarray(data.train.labels[kept]), data.info)
     generator = torch.Generator().manual_seed(1)
     model = FlatModel(build_network("mnist_student", data.info.shape, 10))
     initialise(model.module, generator)
@@ -56,7 +57,7 @@ def export(run: Path, config: Config, model: FlatModel, round_id: int, held_out:
     predict = network_predictor(model)
     known = held_out.log_probabilities(predict, "calibration")
     abstention = abstention_card(known, held_out.labels("calibration"), config.evaluation.coverage)
-    scores = score(held_out.log_probabilities(predict, "test"), held_out.labels("test")).as_dict()
+    scores = metrics_of(held_out.log_probabilities(predict, "test"), held_out.labels("test")).as_dict()
     export_student(run, config, round_id, model, scores, abstention)
 
 
@@ -69,9 +70,39 @@ def untrained_colour(run: Path) -> None:
     export_student(run, config, 3, model, {"accuracy": 10.0}, None)
 
 
+def untrained_scans(run: Path, shape: tuple[int, int, int], span: tuple[float, float]) -> None:
+    """A model of images of any size, channels and range, without calibration."""
+    level = [0.5] * shape[0]
+    facts = {"classes": ["clear", "dense"], "shape": shape, "mean": level, "std": level, "range": span}
+    data = {"name": "folder", "folder": facts, "partition": {"kind": "iid"}}
+    config = parse_config({"name": "scans", "data": data, "evaluation": {"ood": None}})
+    model = FlatModel(build_network("small_student", shape, 2))
+    initialise(model.module, torch.Generator().manual_seed(0))
+    run.mkdir(parents=True)
+    export_student(run, config, 1, model, {"accuracy": 50.0}, None)
+
+
+COLUMNS = [
+    {"name": "age", "kind": "numeric", "mean": 60.0, "std": 12.0, "low": 20.0, "high": 95.0},
+    {"name": "ward", "kind": "categorical", "categories": ["a", "b, c"]},
+    {"name": "lab", "kind": "numeric", "mean": 5.0, "std": 1.0, "low": 2.0, "high": 9.0, "missing": True},
+]
+
+
+def untrained_table(run: Path, columns: list[dict[str, Any]] = COLUMNS) -> None:
+    """A model of patients, without calibration."""
+    table = {"target": "outcome", "classes": ["ill", "well"], "columns": columns}
+    data = {"name": "table", "table": table, "partition": {"kind": "iid"}}
+    config = parse_config({"name": "patients", "data": data, "evaluation": {"ood": None}})
+    model = FlatModel(build_network("mlp_student", config.dataset.shape, 2))
+    initialise(model.module, torch.Generator().manual_seed(0))
+    run.mkdir(parents=True)
+    export_student(run, config, 1, model, {"accuracy": 50.0}, None)
+
+
 def export_again(run: Path, round_id: int) -> str:
     """A new version of the student in `run`, as the next round's export would make it; returns its version."""
-    from fedppd_ray.checkpoint.export import read_student
+    from fedppd_ray.runs.export import read_student
 
     card, model = read_student(run)
     with torch.no_grad():

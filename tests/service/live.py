@@ -27,10 +27,11 @@ class Server:
     port: int
     run: Path
     log: Path
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -45,15 +46,15 @@ def free_port() -> int:
 @contextmanager
 def running(command: list[str], port: int, run: Path, log: Path, **environment: str) -> Iterator[Server]:
     """Starts it, waits until it is ready, and leaves nothing behind."""
-    # Ray's own authentication is not the point here; set, because Ray's default depends on files in the home folder.
+    # A token for Ray itself, because else Ray writes one into the home folder.
     # A Ray of another test must not be found: this one starts its own.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    variables = inherited | {"RAY_AUTH_MODE": "disabled"} | environment
+    variables = inherited | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "r" * 40} | environment
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    server = Server(process, port, run, log)
+    server = Server(process, port, run, log, "https" if "--tls-cert" in command else "http")
     family = psutil.Process(process.pid)
     members: list[psutil.Process] = []
     try:
@@ -72,17 +73,19 @@ def running(command: list[str], port: int, run: Path, log: Path, **environment: 
     assert not alive, f"left behind: {[member.name() for member in alive]}"
 
 
-def fedppd_serve(run: Path, log: Path, *options: str) -> "contextmanager[Server]":  # type: ignore[type-arg]
-    port = free_port()
+def fedppd_serve(
+    run: Path, log: Path, *options: str, port: int | None = None, **environment: str
+) -> "contextmanager[Server]":  # type: ignore[type-arg]
+    port = port or free_port()
     command = [sys.executable, "-m", "fedppd_ray", "serve", str(run), "--port", str(port), *options]
-    return running(command, port, run, log, FEDPPD_TOKEN=TOKEN)  # type: ignore[return-value]
+    return running(command, port, run, log, **({"FEDPPD_TOKEN": TOKEN} | environment))  # type: ignore[return-value]
 
 
 def _wait_ready(server: Server) -> None:
     def ready() -> bool:
         assert server.process.poll() is None, server.text()
         try:
-            return httpx.get(f"{server.url}/readyz", timeout=5).status_code == 200
+            return httpx.get(f"{server.url}/readyz", timeout=5, verify=False).status_code == 200
         except httpx.HTTPError:
             return False
 

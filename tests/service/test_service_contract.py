@@ -1,5 +1,6 @@
 """What `/predict` answers, and that it is what `evaluate` computes."""
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from PIL import Image
 
-from fedppd_ray.evaluation.run import evaluate_run
+from fedppd_ray.runs.run import evaluate_run
 from tests.service.conftest import Client, npy, png
 
 PNG, JPEG, NPY = ({"Content-Type": kind} for kind in ("image/png", "image/jpeg", "application/x-npy"))
@@ -156,3 +158,87 @@ def test_metrics_count_requests_entropies_and_abstentions(open_client: Client, d
     assert lines["fedppd_entropy_nats_count"] == "43.0"
     assert float(lines['fedppd_predictions_total{abstain="true"}']) >= 3
     assert lines["fedppd_model_round"] == "1.0"
+
+
+def digit_of(digits: Any, label: int) -> Any:
+    return np.array(digits.images[int(np.flatnonzero(np.asarray(digits.labels) == label)[3])][0])
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format=kind, **options)
+    return stream.getvalue()
+
+
+def test_16_bits_of_grey_are_the_same_picture(client: TestClient, digits: Any) -> None:
+    """They used to be cut off at 255, which leaves black and white."""
+    eight = digit_of(digits, 7)
+    sixteen = Image.fromarray(eight.astype(np.uint16) * 257)
+    found = client.post("/predict", content=encoded(sixteen), headers=PNG).json()["predictions"]
+    assert found == client.post("/predict", content=png(eight), headers=PNG).json()["predictions"]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_camera_held_sideways_shows_the_same_picture(client: TestClient, digits: Any, kind: str) -> None:
+    upright = np.kron(digit_of(digits, 7), np.ones((4, 4), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90° clockwise
+    turned = encoded(Image.fromarray(np.rot90(upright).copy()), kind, exif=exif)
+    content_type = {"Content-Type": f"image/{kind.lower()}"}
+    assert client.post("/predict", content=turned, headers=content_type).json()["predictions"][0]["label"] == 7
+
+
+def test_opaque_alpha_is_dropped_and_transparency_refused_by_name(client: TestClient, digits: Any) -> None:
+    grey = digit_of(digits, 3)
+    opaque = Image.merge("LA", [Image.fromarray(grey), Image.new("L", (28, 28), 255)])
+    found = client.post("/predict", content=encoded(opaque), headers=PNG).json()["predictions"]
+    assert found == client.post("/predict", content=png(grey), headers=PNG).json()["predictions"]
+    clear = Image.merge("LA", [Image.fromarray(grey), Image.fromarray(grey)])
+    refused = client.post("/predict", content=encoded(clear), headers=PNG)
+    assert refused.status_code == 422
+    assert "transparent" in refused.json()["error"]["message"]
+
+
+def test_floats_of_0_to_1_get_a_hint(client: TestClient, digits: Any) -> None:
+    scaled = digit_of(digits, 7)[None] / 255
+    tensor = {"name": "image", "shape": [1, 28, 28], "datatype": "FP32", "data": scaled.ravel().tolist()}
+    by_json = client.post("/predict", json={"instances": scaled.tolist()}).json()["hint"]
+    by_npy = client.post("/predict", content=npy(scaled), headers=NPY).json()["hint"]
+    many = client.post("/predict", json={"instances": np.repeat(scaled, 40, 0).tolist()}).json()["hint"]
+    by_tensor = client.post("/v2/models/digits/infer", json={"inputs": [tensor]}).json()["parameters"]["hint"]
+    assert by_json == by_npy == many == by_tensor
+    assert "255" in by_json
+    for sound in (255 * scaled, np.zeros((1, 28, 28))):
+        assert "hint" not in client.post("/predict", content=npy(sound), headers=NPY).json()
+
+
+def test_every_reference_of_the_openapi_document_resolves(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    references: list[str] = []
+
+    def collect(node: Any) -> None:
+        if isinstance(node, dict):
+            references.extend(value for key, value in node.items() if key == "$ref")
+        for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            collect(child)
+
+    collect(document)
+    assert len(references) > 5
+    for reference in references:
+        found = document
+        for part in reference.removeprefix("#/").split("/"):
+            found = found[part]
+
+
+def test_answers_of_many_images_are_one_document(client: TestClient, digits: Any) -> None:
+    """They are written in pieces."""
+    rows = np.array(digits.images[:500, 0])
+    together = client.post("/predict", content=npy(rows), headers=NPY).json()["predictions"]
+    tensor = {"name": "image", "shape": list(rows.shape), "datatype": "UINT8", "data": rows.ravel().tolist()}
+    answer = client.post("/v2/models/digits/infer", json={"id": "x", "inputs": [tensor]}).json()
+    outputs = {output["name"]: output for output in answer["outputs"]}
+    assert answer["id"] == "x"
+    assert outputs["label"]["data"] == [prediction["label"] for prediction in together]
+    assert outputs["probabilities"]["shape"] == [500, 10]
+    flat = [share for prediction in together for share in prediction["probabilities"]]
+    np.testing.assert_allclose(outputs["probabilities"]["data"], flat, atol=1e-6)

@@ -20,7 +20,7 @@ import tritonclient.http as triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedppd_ray.evaluation.run import evaluate_run
+from fedppd_ray.runs.run import evaluate_run
 from tests.service.conftest import npy, png
 from tests.service.exports import export_again
 from tests.service.live import HEADERS, TOKEN, Server, fedppd_serve, keep_busy, wait_for

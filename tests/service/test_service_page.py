@@ -1,5 +1,7 @@
 """The page for people, in a real browser."""
 
+import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -9,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from serve.app import create_app
 from serve.metrics import Metrics
 from serve.predictor import Predictor
-from serve.settings import Settings, token_digest
+from serve.settings import Settings
+from serve.tokens import token_digest
 from tests.service.conftest import png
+from tests.service.exports import untrained_scans, untrained_table
 from tests.service.live import TOKEN, free_port, wait_for
 
 CHROMIUM = shutil.which("chromium")
@@ -62,14 +67,14 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
     yield from opened(page, url)
 
 
-def opened(page: Page, url: str) -> Iterator[Page]:
+def opened(page: Page, url: str, classes: int = 10) -> Iterator[Page]:
     """Nothing from elsewhere is fetched, and no script fails."""
     trouble: list[str] = []
     page.on("request", lambda request: None if request.url.startswith((url, "blob:")) else trouble.append(request.url))
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("console", lambda message: trouble.append(message.text) if message.type == "error" else None)
     page.goto(url)
-    expect(page.locator("#bars li")).to_have_count(10)
+    expect(page.locator("#bars li")).to_have_count(classes)
     yield page
     page.close()
     assert not [line for line in trouble if "401" not in line]
@@ -158,7 +163,7 @@ def test_it_fits_a_phone(browser: Browser, url: str) -> None:
 
 
 def test_a_protected_service_asks_for_its_token(browser: Browser, digits_run: Path) -> None:
-    server, url = started(digits_run, token_sha256=token_digest(TOKEN))
+    server, url = started(digits_run, tokens={"default": token_digest(TOKEN)})
     page = browser.new_page()
     for _ in opened(page, url):
         draw(page, SEVEN)
@@ -179,4 +184,40 @@ def test_a_colour_model_takes_files_only(browser: Browser, colour_run: Path, tmp
         page.locator("#file").set_input_files(file)
         expect(page.locator("#badge")).to_have_text("answers")
         expect(page.locator("#threshold")).to_contain_text("never abstains")
+    server.should_exit = True
+
+
+def test_a_table_has_a_form_with_the_ranges_of_training_and_warns_beyond_them(browser: Browser, tmp_path: Path) -> None:
+    untrained_table(tmp_path / "run")
+    server, url = started(tmp_path / "run")
+    page = browser.new_page()
+    for _ in opened(page, url, classes=2):
+        expect(page.locator("#drop")).to_be_hidden()
+        expect(page.locator("#fields label").first).to_contain_text("seen: 20 to 95")
+        page.get_by_role("button", name="Averages").click()
+        expect(page.locator("#label")).to_have_text(re.compile("ill|well"))
+        expect(page.locator("#beyond")).to_be_hidden()
+        page.locator("#fields").get_by_label("age").fill("130")
+        page.locator("#fields").get_by_label("lab").fill("")
+        expect(page.locator("#beyond")).to_have_text(re.compile("^Beyond what training saw: age[.]"))
+        page.locator("#fields").get_by_label("ward").select_option("b, c")
+        page.locator("#fields").get_by_label("age").fill("50")
+        expect(page.locator("#beyond")).to_be_hidden()
+    server.should_exit = True
+
+
+def test_a_model_of_sixteen_bits_takes_drawings_and_tiff_files(browser: Browser, tmp_path: Path) -> None:
+    untrained_scans(tmp_path / "run", (1, 18, 20), (0.0, 65_535.0))
+    server, url = started(tmp_path / "run")
+    Image.fromarray(np.full((18, 20), 40_000, np.uint16)).save(tmp_path / "scan.tif")
+    page = browser.new_page()
+    for _ in opened(page, url, classes=2):
+        with page.expect_request("**/predict*") as asked:
+            draw(page, SEVEN)
+        assert np.max(json.loads(asked.value.post_data or "")["instances"]) > 60_000
+        expect(page.locator("#badge")).to_have_text("answers")
+        page.get_by_role("button", name="Clear").click()
+        page.locator("#file").set_input_files(tmp_path / "scan.tif")
+        expect(page.locator("#badge")).to_have_text("answers")
+        expect(page.get_by_role("alert")).to_be_hidden()
     server.should_exit = True

@@ -1,5 +1,6 @@
 """Bad input is the caller's to mend: a 4xx that names the field. Never a 5xx, never a crash."""
 
+import gzip
 import io
 import json
 import struct
@@ -122,10 +123,36 @@ def test_unknown_content_type_is_415(client: TestClient, media_type: str) -> Non
     assert (answer.status_code, answer.json()["error"]["field"]) == (415, "Content-Type")
 
 
-def test_compressed_body_is_415(client: TestClient) -> None:
-    headers = {"Content-Type": JSON, "Content-Encoding": "gzip"}
-    answer = client.post("/predict", content=zlib.compress(instances(ZEROS)), headers=headers)
+def test_an_unknown_compression_is_415(client: TestClient) -> None:
+    headers = {"Content-Type": JSON, "Content-Encoding": "br"}
+    answer = client.post("/predict", content=instances(ZEROS), headers=headers)
     assert (answer.status_code, answer.json()["error"]["field"]) == (415, "Content-Encoding")
+
+
+def test_gzip_is_unpacked(client: TestClient) -> None:
+    many = instances(*[ZEROS] * 300)
+    for media_type, body in ((JSON, instances(ZEROS)), (JSON, many), (PNG, png(np.eye(28)))):
+        headers = {"Content-Type": media_type}
+        packed = client.post("/predict", content=gzip.compress(body), headers=headers | {"Content-Encoding": "gzip"})
+        assert packed.status_code == 200
+        assert packed.json() == client.post("/predict", content=body, headers=headers).json()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (gzip.compress(bytes(100_000_000)), 413),
+        (gzip.compress(gzip.compress(bytes(10**9)[: 10**7])), 400),
+        (gzip.compress(instances(ZEROS))[:-5], 400),
+        (gzip.compress(instances(ZEROS)) + b"x", 400),
+        (b"hello", 400),
+        (b"", 400),
+    ],
+    ids=["a bomb", "twice", "cut short", "more behind it", "no gzip", "empty"],
+)
+def test_bad_gzip_is_refused(client: TestClient, body: bytes, status: int) -> None:
+    headers = {"Content-Type": JSON, "Content-Encoding": "gzip"}
+    assert client.post("/predict", content=body, headers=headers).status_code == status
 
 
 @pytest.mark.parametrize("chunked", [False, True])

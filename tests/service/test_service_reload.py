@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from fedppd_ray.checkpoint.files import sha256
 from fedppd_ray.errors import CheckpointError
+from fedppd_ray.runs.files import sha256
 from serve.batching import Batcher
 from serve.metrics import Metrics
-from serve.predictor import Predictor
+from serve.predictor import Predictor, _public
 from serve.settings import Settings
 from serve.student import ServedStudent
 from tests.service.conftest import Client
@@ -50,6 +50,10 @@ def change_card(run: Path, **entries: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
 
 
+def change_abstention(run: Path, **entries: Any) -> None:
+    change_card(run, abstention=json.loads((run / "student" / "model.json").read_text())["abstention"] | entries)
+
+
 def not_finite(run: Path) -> None:
     """Sound files, whose predictions are not numbers."""
     path = run / "student" / "student.safetensors"
@@ -69,6 +73,24 @@ BREAKAGES: dict[str, Any] = {
     "classes are no list": lambda run: change_card(run, classes=3),
     "no input": lambda run: change_card(run, input={}),
     "odd threshold": lambda run: change_card(run, abstention={"coverage": 0.9}),
+    "round is text": lambda run: change_card(run, round="seven"),
+    "round is a truth value": lambda run: change_card(run, round=True),
+    "round is missing": lambda run: change_card(run, round=None),
+    "risk table is empty": lambda run: change_abstention(run, table=[]),
+    "risk table stops short of 1": lambda run: change_abstention(
+        run, table=[{"coverage": 0.9, "threshold": 1.0, "risk": 1.0}]
+    ),
+    "risk is text": lambda run: change_abstention(run, table=[{"coverage": 1.0, "threshold": 1.0, "risk": "low"}]),
+    "threshold is text": lambda run: change_abstention(run, threshold="low"),
+    "no class names": lambda run: change_card(run, classes=None),
+    "a class name is null": lambda run: change_card(run, classes=[None, *"123456789"]),
+    "a class name is a number": lambda run: change_card(run, classes=list(range(10))),
+    "name is null": lambda run: change_card(run, name=None),
+    "metrics are a list": lambda run: change_card(run, metrics=[]),
+    "a metric is text": lambda run: change_card(run, metrics={"accuracy": "good"}),
+    "no deviation": lambda run: change_card(run, normalisation={"mean": [0.1], "std": [0.0]}),
+    "too few deviations": lambda run: change_card(run, normalisation={"mean": [0.1], "std": []}),
+    "width is text": lambda run: change_card(run, input={"channels": 1, "height": 28, "width": "28"}),
     "digest of something else": lambda run: change_card(run, sha256="0" * 64),
     "cut weights": lambda run: (broken_weights(run), change_card(run, round=7)),
     "weights that are not finite": not_finite,
@@ -90,6 +112,36 @@ def test_a_broken_export_is_refused_and_the_old_one_serves_on(
     assert predictor.describe()["reload"]["error"]
     assert "fedppd_reload_failing 1.0" in predictor.metrics.text().decode()
     assert 'fedppd_reloads_total{result="refused"} 1.0' in predictor.metrics.text().decode()
+
+
+@pytest.mark.parametrize("name", ["cut card", "cut weights", "other network", "round is text"])
+def test_the_reason_names_no_folder_and_shows_no_stack(
+    open_client: Client, own_run: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anyone may read `/model`."""
+    monkeypatch.setattr("serve.predictor._PAUSE_SECONDS", 0.001)
+    client = open_client(own_run, watch=True, poll_seconds=0.05)
+    BREAKAGES[name](own_run)
+    deadline = time.monotonic() + 20
+    while (reason := client.get("/model").json()["reload"]["error"]) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "student" in reason
+    assert str(own_run.parent) not in reason
+    assert len(reason.splitlines()) == 1
+
+
+def test_native_stack_frames_and_paths_are_left_out() -> None:
+    error = RuntimeError("/a/b c/run/student/x: bad tensor at /usr/lib/torch/csrc/x.cpp:12\nframe #0: c10::Error + 0x5")
+    assert _public(error, "/a/b c/run") == "student/x: bad tensor at …/x.cpp:12"
+
+
+def test_a_card_of_a_newer_version_may_say_more(own_run: Path) -> None:
+    predictor = predictor_of(own_run)
+    change_card(own_run, conformal={"method": "LAC"}, round=9)
+    change_abstention(own_run, score="entropy")
+    assert predictor.refresh() is True
+    assert predictor.current.card["conformal"] == {"method": "LAC"}
 
 
 def test_a_mended_export_is_taken(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedppd_ray.config import DistillConfig
-from fedppd_ray.core.ensemble import gaussian_samples
+from fedppd_ray.bayes.ensemble import gaussian_samples
+from fedppd_ray.methods.settings import DistillConfig
 from fedppd_ray.models.flat import Layout, Vector
 from fedppd_ray.seeding import generator_for
 

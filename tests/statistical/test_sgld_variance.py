@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedppd_ray.config_file import parse_config
-from fedppd_ray.core.sgld import sgld_step
-from fedppd_ray.core.types import GlobalState
-from fedppd_ray.data.batches import Shard
+from fedppd_ray.bayes.sgld import sgld_step
+from fedppd_ray.config.file import parse_config
+from fedppd_ray.data.rows import ImageShard
+from fedppd_ray.federation.types import GlobalState
 from fedppd_ray.methods.fedppd import FedPPD
 from fedppd_ray.seeding import generator_for
 
@@ -148,7 +148,7 @@ def travelled(round_id: int = 1, **teacher: Any) -> tuple[float, int]:
     )
     method = FedPPD(config)
     images = np.random.default_rng(0).integers(0, 256, (CLIENT_ROWS, 1, 28, 28)).astype(np.uint8)
-    shard = Shard(images, np.arange(CLIENT_ROWS) % 10, config.dataset)
+    shard = ImageShard(images, np.arange(CLIENT_ROWS) % 10, config.dataset)
     state = GlobalState(round_id - 1, method.initial_models())
     sent = method.local_update("client-00", state, shard, lambda: False).models["teacher"]
     moved = sent.astype(np.float64) - state.models["teacher"]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedppd_ray.evaluation.abstention import abstention_card, threshold_for
-from fedppd_ray.evaluation.metrics import entropy
+from fedppd_ray.inference.abstention import abstention_card
+from fedppd_ray.inference.scores import ENTROPY, entropy
 
 
 def predictions(rows: int = 200, classes: int = 10, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -26,7 +26,7 @@ def test_a_threshold_answers_at_least_the_stated_share_and_no_row_more_than_need
     rows: int, coverage: float, seed: int
 ) -> None:
     uncertainty = np.random.default_rng(seed).uniform(0, 2, rows)
-    answered = int((uncertainty <= threshold_for(uncertainty, coverage, 10)).sum())
+    answered = int((uncertainty <= ENTROPY.threshold(uncertainty, coverage, 10)).sum())
     assert answered >= coverage * rows - 1e-6
     if coverage < 1:
         assert answered - 1 < coverage * rows  # without ties one row fewer would be too few
@@ -35,18 +35,18 @@ def test_a_threshold_answers_at_least_the_stated_share_and_no_row_more_than_need
 @pytest.mark.parametrize(("coverage", "answered"), [(0.5, 100), (0.925, 185), (0.95, 190), (0.99, 198), (0.7, 140)])
 def test_round_shares_are_met_exactly(coverage: float, answered: int) -> None:
     uncertainty = np.random.default_rng(0).uniform(0, 2, 200)
-    assert (uncertainty <= threshold_for(uncertainty, coverage, 10)).sum() == answered
+    assert (uncertainty <= ENTROPY.threshold(uncertainty, coverage, 10)).sum() == answered
 
 
 def test_full_coverage_never_abstains_on_any_row() -> None:
     uniform = np.full((1, 10), math.log(0.1))
     known = np.array([0.01, 0.02])
-    assert entropy(uniform)[0] <= threshold_for(known, 1.0, 10)
-    assert threshold_for(known, 1.0, 10) < math.log(10) + 1e-6
+    assert entropy(uniform)[0] <= ENTROPY.threshold(known, 1.0, 10)
+    assert ENTROPY.threshold(known, 1.0, 10) < math.log(10) + 1e-6
 
 
 def test_ties_are_answered_together() -> None:
-    assert threshold_for(np.array([0.1, 0.1, 0.1, 0.9]), 0.5, 10) == 0.1
+    assert ENTROPY.threshold(np.array([0.1, 0.1, 0.1, 0.9]), 0.5, 10) == 0.1
 
 
 def test_the_table_is_monotone_and_holds_the_asked_coverage() -> None:

@@ -2,25 +2,32 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from conftest import study_values
 
-from fedppd_ray.active import Plan, Train, plan, study
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config
-from fedppd_ray.core.types import GlobalState
+from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import CheckpointError, ConfigError, FedPPDError, ResourceError
-from fedppd_ray.evaluation.active_report import cells, notes
+from fedppd_ray.federation.types import GlobalState
+from fedppd_ray.reports.active import cells, notes, write_study
+from fedppd_ray.runs.store import RunStore
+from fedppd_ray.studies import active
+from fedppd_ray.studies.active import Plan, Study, Train, plan
 
 AMOUNTS = {"labelled": 8, "pool": 16, "budget": 8}  # three trainings
 
 
+def study(planned: Plan, train: Train) -> Study:
+    return active.study(planned, train, partial(write_study, planned.out))
+
+
 @pytest.fixture
-def file(tiny: Callable[..., Config], tmp_path: Path) -> Path:
-    values = tiny(federation={"rounds": 1}).model_dump(mode="json")
+def file(tmp_path: Path) -> Path:
+    values = study_values(federation={"rounds": 1})
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump({**values, "active": AMOUNTS}))
     return path
@@ -33,7 +40,7 @@ def other(file: Path) -> Callable[..., Path]:
     def write(**changes: Any) -> Path:
         values = yaml.safe_load(file.read_text())
         for section, keys in changes.items():
-            values[section] = {**values[section], **keys} if isinstance(keys, dict) else keys
+            values[section] = {**values.get(section, {}), **keys} if isinstance(keys, dict) else keys
         path = file.with_name("other.yaml")
         path.write_text(yaml.safe_dump(values))
         return path
@@ -50,8 +57,8 @@ def one(file: Path, tmp_path: Path) -> Plan:
 def train(train_run: Callable[..., object]) -> Train:
     """Real training without Ray, continued where there is a run."""
 
-    def run(config: Config, folder: Path, ranked_by: Sequence[GlobalState]) -> None:
-        train_run(config, folder, resume=RunStore(folder).exists(), ranked_by=ranked_by)
+    def run(config: Config, folder: Path, acquisition_states: Sequence[GlobalState]) -> None:
+        train_run(config, folder, resume=RunStore(folder).exists(), acquisition_states=acquisition_states)
 
     return run
 
@@ -67,9 +74,9 @@ def written(planned: Plan) -> Any:
 def test_the_first_training_and_that_of_an_emptied_pool_are_made_once(one: Plan, train: Train) -> None:
     trained: list[str] = []
 
-    def watched(config: Config, folder: Path, ranked_by: Sequence[GlobalState]) -> None:
-        trained.append(f"{folder.relative_to(one.out)} after {len(ranked_by)}")
-        train(config, folder, ranked_by)
+    def watched(config: Config, folder: Path, acquisition_states: Sequence[GlobalState]) -> None:
+        trained.append(f"{folder.relative_to(one.out)} after {len(acquisition_states)}")
+        train(config, folder, acquisition_states)
 
     done = study(one, watched)
     assert trained == [
@@ -117,10 +124,10 @@ def test_a_study_begun_again_shows_all_that_is_finished_from_the_start(one: Plan
 
 
 def test_a_series_that_fails_ends_and_the_others_go_on(one: Plan, train: Train) -> None:
-    def wild(config: Config, folder: Path, ranked_by: Sequence[GlobalState]) -> None:
+    def wild(config: Config, folder: Path, acquisition_states: Sequence[GlobalState]) -> None:
         if "random" in str(folder):
             raise FedPPDError("it <diverged>")
-        train(config, folder, ranked_by)
+        train(config, folder, acquisition_states)
 
     done = study(one, wild)
     assert done.failed == {("fedppd", "random"): "it <diverged>"}
@@ -140,10 +147,10 @@ def test_a_cluster_that_cannot_be_had_is_not_asked_again(one: Plan) -> None:
 
 
 def test_lost_checkpoints_are_named_with_the_remedy(one: Plan, train: Train) -> None:
-    def first_only(config: Config, folder: Path, ranked_by: Sequence[GlobalState]) -> None:
-        if ranked_by:
+    def first_only(config: Config, folder: Path, acquisition_states: Sequence[GlobalState]) -> None:
+        if acquisition_states:
             raise KeyboardInterrupt
-        train(config, folder, ranked_by)
+        train(config, folder, acquisition_states)
 
     with pytest.raises(KeyboardInterrupt):
         study(one, first_only)

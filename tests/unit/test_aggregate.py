@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedppd_ray.config import Config
-from fedppd_ray.core.aggregate import StreamingAverage, refusal
-from fedppd_ray.core.server import ServerWorker
-from fedppd_ray.core.types import ClientUpdate, Receipt
+from fedppd_ray.config.schema import Config
+from fedppd_ray.federation.aggregate import StreamingAverage
+from fedppd_ray.federation.screen import refusal
+from fedppd_ray.federation.types import ClientUpdate, Receipt
+from fedppd_ray.workers.server import ServerWorker
 
 SIZES = {"teacher": 6, "student": 9}
 

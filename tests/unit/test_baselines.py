@@ -10,14 +10,16 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedppd_ray.config import Config
-from fedppd_ray.core.types import ClientUpdate, GlobalState, Models, Receipt
-from fedppd_ray.data.batches import Shard
+from fedppd_ray.bayes.swag import Mixture, SwagGaussian
+from fedppd_ray.config.nouns import METHODS
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import load
+from fedppd_ray.data.rows import ImageShard, Shard
 from fedppd_ray.errors import ConfigError, LocalUpdateCancelled
-from fedppd_ray.methods import METHODS, build_method
+from fedppd_ray.federation.types import ClientUpdate, GlobalState, Models, Receipt
+from fedppd_ray.methods import build_method, method_class
 from fedppd_ray.methods.fedpa import posterior_delta
-from fedppd_ray.methods.fedswag import DEVIATIONS, MEAN, SECOND, SwagGaussian, SwagMoments
+from fedppd_ray.methods.fedswag import DEVIATIONS, FACTORS, MEAN, VARIANCE
 from fedppd_ray.models.networks import seed_dropout
 from fedppd_ray.seeding import generator_for
 
@@ -29,13 +31,13 @@ BASELINES = ("fedavg", "fedbe", "fedswag", "fedpa")
 @pytest.fixture(scope="module")
 def shard(tiny: Tiny) -> Shard:
     train = load("mnist5k").train
-    return Shard(train.images[::133][:ROWS], train.labels[::133][:ROWS], tiny().dataset)
+    return ImageShard(train.images[::133][:ROWS], train.labels[::133][:ROWS], tiny().dataset)
 
 
 @pytest.fixture(scope="module")
 def pool(tiny: Tiny) -> Shard:
     train = load("mnist5k").train
-    return Shard(train.images[::150][:20], None, tiny().dataset)
+    return ImageShard(train.images[::150][:20], None, tiny().dataset)
 
 
 def never() -> bool:
@@ -50,7 +52,7 @@ def aggregated(config: Config, state: GlobalState, updates: list[tuple[int, Mode
     round_sum = build_method(config).aggregation(state)
     for index, (rows, models) in enumerate(updates):
         round_sum.fold(ClientUpdate(Receipt(f"client-{index:02d}", state.round + 1, rows), models))
-    return round_sum.finish(pool)
+    return round_sum.finish(pool).models
 
 
 # ---- all of them
@@ -88,7 +90,7 @@ def test_a_baselines_exported_network_is_the_one_that_its_config_names(name: str
     for network, parameters in (("teacher", 21_840), ("student", 85_670)):
         config = tiny(method=name, client={"epochs": 2}, fedpa={"burn_in": 0}, baseline={"network": network})
         method = build_method(config)
-        assert config.exported_network == f"mnist_{network}"
+        assert method_class(config).exported_network(config) == f"mnist_{network}"
         assert method.student(method.initial_models()).layout.parameters == parameters
 
 
@@ -107,9 +109,9 @@ def test_every_method_starts_from_the_same_teacher(tiny: Tiny) -> None:
 def test_fedavg_is_plain_sgd_with_weight_decay(tiny: Tiny, shard: Shard) -> None:
     """Against torch.optim.SGD on the same batches; momentum too."""
     for momentum in (0.0, 0.9):
-        baseline = {"rate": 0.03, "momentum": momentum, "weight_decay": 0.01}
+        baseline = {"rate": 0.03, "momentum": momentum, "weight_decay": 0.01, "rate_step": 2}
         client = {"epochs": 3, "rate_decay": 0.8}
-        config = tiny(method="fedavg", client=client, teacher={"rate_step": 2}, baseline=baseline)
+        config = tiny(method="fedavg", client=client, baseline=baseline)
         method: Any = build_method(config)
         state = start(method, 2)
         ours = method.local_update("client-00", state, shard, never).models["model"]
@@ -121,7 +123,7 @@ def test_fedavg_is_plain_sgd_with_weight_decay(tiny: Tiny, shard: Shard) -> None
         reference.network.module.train()
         parameters = list(reference.network.module.parameters())
         optimiser = torch.optim.SGD(parameters, lr=0.03 * 0.8**2, momentum=momentum, weight_decay=0.01)
-        schedule = torch.optim.lr_scheduler.StepLR(optimiser, 2, config.teacher.rate_gamma)
+        schedule = torch.optim.lr_scheduler.StepLR(optimiser, 2, config.baseline.rate_gamma)
         for _ in range(3):
             for inputs, rows in shard.batches(config.client.batch_size, generator):
                 optimiser.zero_grad(set_to_none=False)
@@ -133,13 +135,8 @@ def test_fedavg_is_plain_sgd_with_weight_decay(tiny: Tiny, shard: Shard) -> None
         assert not np.allclose(ours, state.models["model"], atol=1e-4)
 
 
-def test_fedavgs_default_rate_is_the_drift_of_the_chain(tiny: Tiny, shard: Shard) -> None:
-    def trained(**changes: Any) -> np.ndarray:
-        method = build_method(tiny(method="fedavg", teacher={"rate": 0.08}, **changes))
-        return method.local_update("client-00", start(method), shard, never).models["model"]
-
-    assert np.array_equal(trained(), trained(baseline={"rate": 0.04}))
-    assert not np.array_equal(trained(), trained(baseline={"rate": 0.08}))
+def test_fedavgs_default_rate_is_the_drift_of_the_default_chain(tiny: Tiny) -> None:
+    assert tiny(method="fedavg").baseline.rate == tiny().teacher.rate / 2
 
 
 def test_fedavg_averages_by_rows(tiny: Tiny, pool: Shard) -> None:
@@ -210,51 +207,7 @@ def test_fedswag_is_fedavg_bit_for_bit_until_the_last_round(tiny: Tiny, shard: S
     last = swag.local_update("client-00", GlobalState(4, state.models), shard, never).models
     plain = average.local_update("client-00", GlobalState(4, state.models), shard, never).models
     assert np.array_equal(last["model"], plain["model"])
-    assert set(last) == {"model", MEAN, SECOND, DEVIATIONS}
-
-
-def test_swag_moments_are_those_of_the_snapshots() -> None:
-    snapshots = torch.from_numpy(np.random.default_rng(1).normal(size=(7, 5)).astype(np.float32))
-    moments = SwagMoments(rank=4)
-    for snapshot in snapshots:
-        moments.add(snapshot)
-    models = moments.models()
-    np.testing.assert_allclose(models[MEAN], snapshots.mean(0), atol=1e-6)
-    np.testing.assert_allclose(models[SECOND], snapshots.square().mean(0), atol=1e-6)
-    expected = [snapshots[i] - snapshots[: i + 1].mean(0) for i in range(3, 7)]
-    np.testing.assert_allclose(models[DEVIATIONS].reshape(4, 5), torch.stack(expected), atol=1e-6)
-
-
-def test_a_swag_sample_has_the_covariance_of_the_formula() -> None:
-    """½ (diag + D Dᵀ/(R−1)): the sample covariance of n draws has entries within 5 standard errors of it."""
-    generator = np.random.default_rng(2)
-    mean, variance = generator.normal(size=4), generator.uniform(0.5, 2, 4)
-    factors = generator.normal(size=(3, 4))
-    models = {
-        MEAN: mean.astype(np.float32),
-        SECOND: (variance + mean**2).astype(np.float32),
-        DEVIATIONS: factors.astype(np.float32).reshape(-1),
-    }
-    draw = SwagGaussian(models, 4, torch.device("cpu"))
-    count = 20_000
-    stream = torch.Generator().manual_seed(3)
-    samples = np.stack([draw(stream).numpy() for _ in range(count)])
-    exact = 0.5 * (np.diag(variance) + factors.T @ factors / 2)
-    diagonal = np.diag(exact)
-    error = np.sqrt((np.outer(diagonal, diagonal) + exact**2) / count)  # of a Gaussian's sample covariance
-    assert (np.abs(np.cov(samples.T) - exact) < 5 * error).all()
-    assert (np.abs(samples.mean(0) - mean) < 5 * np.sqrt(diagonal / count)).all()
-
-
-def test_swag_samples_leave_buffers_at_their_mean() -> None:
-    models = {
-        MEAN: np.array([1, 2], np.float32),
-        SECOND: np.array([9, 9], np.float32),
-        DEVIATIONS: np.ones(4, np.float32),
-    }
-    sample = SwagGaussian(models, 1, torch.device("cpu"))(torch.Generator().manual_seed(0))
-    assert sample[1] == 2
-    assert sample[0] != 1
+    assert set(last) == {"model", MEAN, VARIANCE, DEVIATIONS}
 
 
 def test_fedswag_predicts_by_the_mean_of_thirty_networks(tiny: Tiny, shard: Shard, pool: Shard) -> None:
@@ -269,7 +222,8 @@ def test_fedswag_predicts_by_the_mean_of_thirty_networks(tiny: Tiny, shard: Shar
     )
     inputs = shard.inputs(torch.arange(len(shard)))
     answer = method.predictor(models)(inputs).exp()
-    draw = SwagGaussian(models, method.network.layout.parameters, torch.device("cpu"))
+    mixture = Mixture(models[MEAN], models[VARIANCE], models[FACTORS])
+    draw = SwagGaussian(mixture, method.network.layout.parameters, torch.device("cpu"))
     reference: Any = build_method(config)
     reference.network.module.eval()
     total = torch.zeros_like(answer)

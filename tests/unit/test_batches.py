@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedppd_ray.data.batches import Shard
-from fedppd_ray.data.catalog import CATALOG, DatasetInfo
+from fedppd_ray.config.nouns import DatasetInfo
+from fedppd_ray.data.catalog import CATALOG
+from fedppd_ray.data.rows import ImageShard
 from fedppd_ray.seeding import generator_for
 
 PAD = 4
@@ -34,7 +35,7 @@ def pixels(inputs: Tensor) -> np.ndarray:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 130), st.integers(1, 50), st.integers(0, 2**32))
 def test_an_epoch_shows_every_row_exactly_once_in_batches_of_equal_size(rows: int, size: int, seed: int) -> None:
-    shard = Shard(np.zeros((rows, 3, 8, 8), np.uint8), None, INFO)
+    shard = ImageShard(np.zeros((rows, 3, 8, 8), np.uint8), None, INFO)
     batches = [numbers for _, numbers in shard.batches(size, generator_for(seed, "test"))]
     lengths = [len(numbers) for numbers in batches]
     assert sorted(torch.cat(batches).tolist()) == list(range(rows))
@@ -45,13 +46,13 @@ def test_an_epoch_shows_every_row_exactly_once_in_batches_of_equal_size(rows: in
 
 def test_a_batch_holds_the_images_of_its_row_numbers() -> None:
     images = coloured(10)
-    for inputs, rows in Shard(images, None, INFO).batches(4, generator_for(0, "test")):
+    for inputs, rows in ImageShard(images, None, INFO).batches(4, generator_for(0, "test")):
         assert np.array_equal(pixels(inputs), images[rows.numpy()])
 
 
 def test_the_next_epoch_has_another_order() -> None:
     generator = generator_for(0, "test")
-    shard = Shard(coloured(50), None, INFO)
+    shard = ImageShard(coloured(50), None, INFO)
     first, second = (torch.cat([rows for _, rows in shard.batches(7, generator)]) for _ in range(2))
     assert not torch.equal(first, second)
     assert not torch.equal(first, torch.arange(50))
@@ -61,7 +62,7 @@ def test_the_next_epoch_has_another_order() -> None:
 def test_normalisation_is_torchvisions_to_tensor_and_normalize(name: str) -> None:
     info = CATALOG[name]
     images = np.random.default_rng(0).integers(0, 256, (5, *info.shape)).astype(np.uint8)
-    got = Shard(images, None, info).inputs(torch.arange(5))
+    got = ImageShard(images, None, info).inputs(torch.arange(5))
     mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (info.mean, info.std))
     expected = (torch.from_numpy(images).double() / 255 - mean) / std
     assert got.shape == expected.shape
@@ -71,7 +72,7 @@ def test_normalisation_is_torchvisions_to_tensor_and_normalize(name: str) -> Non
 
 def test_a_shard_keeps_its_own_copy_of_the_rows() -> None:
     images, labels = coloured(4), np.arange(4)
-    shard = Shard(images, labels, INFO)
+    shard = ImageShard(images, labels, INFO)
     before = shard.inputs(torch.arange(4)).clone()
     images[:], labels[:] = 0, 0
     assert torch.equal(shard.inputs(torch.arange(4)), before)
@@ -86,7 +87,7 @@ def test_a_shard_never_aliases_a_read_only_source(channels: int) -> None:
     images.setflags(write=False)
     labels = np.arange(4)
     labels.setflags(write=False)
-    Shard(images, labels, INFO)  # torch warns where it wraps a read-only array
+    ImageShard(images, labels, INFO)  # torch warns where it wraps a read-only array
 
 
 # ---- augmentation
@@ -118,7 +119,7 @@ def recognised(image: np.ndarray, output: np.ndarray) -> tuple[int, int, bool]:
 
 def test_every_augmented_image_is_a_crop_or_mirrored_crop_of_its_own_row() -> None:
     images = coloured(6, side=8)
-    shard = Shard(images, None, INFO, augment=True)
+    shard = ImageShard(images, None, INFO, augment=True)
     rows = torch.tensor([3, 0, 5, 1])
     for image, output in zip(images[rows.numpy()], pixels(shard.inputs(rows, generator_for(1, "test"))), strict=True):
         recognised(image, output)
@@ -127,7 +128,7 @@ def test_every_augmented_image_is_a_crop_or_mirrored_crop_of_its_own_row() -> No
 def test_crops_are_uniform_independent_and_half_are_mirrored() -> None:
     count = 2000
     image = coloured(1)[0]
-    shard = Shard(np.repeat(image[None], count, 0), None, INFO, augment=True)
+    shard = ImageShard(np.repeat(image[None], count, 0), None, INFO, augment=True)
     outputs = pixels(shard.inputs(torch.arange(count), generator_for(0, "test")))
     known = {
         naive_crop(image, top, left, flip).tobytes(): (top, left, flip)
@@ -147,20 +148,20 @@ def test_crops_are_uniform_independent_and_half_are_mirrored() -> None:
 def test_augmentation_pads_with_black_before_normalisation() -> None:
     info = DatasetInfo("raw", ("a",), (1, 8, 8), (0.5,), (0.25,), "none")
     white = np.full((400, 1, 8, 8), 255, np.uint8)
-    inputs = Shard(white, None, info, augment=True).inputs(torch.arange(400), generator_for(0, "test"))
+    inputs = ImageShard(white, None, info, augment=True).inputs(torch.arange(400), generator_for(0, "test"))
     values = sorted(set(inputs.flatten().tolist()))
     assert values == pytest.approx([-2.0, 2.0], abs=1e-6)
 
 
 def test_a_shard_augments_only_when_it_is_given_a_generator() -> None:
     images = coloured(5)
-    shard = Shard(images, None, INFO, augment=True)
+    shard = ImageShard(images, None, INFO, augment=True)
     assert np.array_equal(pixels(shard.inputs(torch.arange(5))), images)
 
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_the_same_generator_gives_the_same_bits(augment: bool) -> None:
-    shard = Shard(coloured(23), None, INFO, augment=augment)
+    shard = ImageShard(coloured(23), None, INFO, augment=augment)
     first, second = (list(shard.batches(5, generator_for(9, "test", 2, "client-01"))) for _ in range(2))
     for (inputs, rows), (same_inputs, same_rows) in zip(first, second, strict=True):
         assert torch.equal(inputs, same_inputs)

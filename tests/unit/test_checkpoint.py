@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from fedppd_ray.checkpoint import store as store_module
-from fedppd_ray.checkpoint.export import export_student, read_card, read_student
-from fedppd_ray.checkpoint.files import sha256, write_atomically, write_json
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import CheckpointConfig, Config
-from fedppd_ray.config_identity import config_hash
-from fedppd_ray.core.types import GlobalState
+from fedppd_ray.config.identity import config_hash
+from fedppd_ray.config.schema import CheckpointConfig, Config
 from fedppd_ray.errors import CheckpointError
+from fedppd_ray.federation.types import GlobalState
 from fedppd_ray.methods import build_method
+from fedppd_ray.runs import store as store_module
+from fedppd_ray.runs.export import export_student, read_card, read_student
+from fedppd_ray.runs.files import sha256, write_atomically, write_json
+from fedppd_ray.runs.store import RunStore
 
 Tiny = Callable[..., Config]
 
@@ -340,7 +340,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedppd_ray.checkpoint.files.os.fsync", crash)
+        patch.setattr("fedppd_ray.runs.files.os.fsync", crash)
         with pytest.raises(KeyboardInterrupt):
             write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
@@ -358,12 +358,20 @@ def test_json_with_nan_is_refused(tmp_path: Path) -> None:
 # ---- exported student
 
 
+ABSTENTION = {
+    "rows": 400,
+    "coverage": 0.95,
+    "threshold": 0.5,
+    "table": [{"coverage": 1.0, "threshold": 2.3, "risk": 4.0}],
+}
+
+
 @pytest.fixture
 def exported(tmp_path: Path, config: Config) -> Path:
     method = build_method(config)
     student = method.student(method.initial_models())
     (tmp_path / "run").mkdir()
-    export_student(tmp_path / "run", config, 4, student, {"accuracy": 91.0}, {"threshold": 0.5})
+    export_student(tmp_path / "run", config, 4, student, {"accuracy": 91.0}, ABSTENTION)
     return tmp_path / "run"
 
 
@@ -394,7 +402,7 @@ def test_the_card_holds_all_that_serving_needs(exported: Path, config: Config) -
     assert card["classes"] == list("0123456789")
     assert card["input"] == {"channels": 1, "height": 28, "width": 28}
     assert card["normalisation"] == {"mean": [0.1307], "std": [0.3081]}
-    assert (card["round"], card["metrics"], card["abstention"]) == (4, {"accuracy": 91.0}, {"threshold": 0.5})
+    assert (card["round"], card["metrics"], card["abstention"]) == (4, {"accuracy": 91.0}, ABSTENTION)
     assert (card["method"], card["name"], card["config_hash"]) == ("fedppd", "tiny", config_hash(config))
 
 

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedppd_ray.config import Config
-from fedppd_ray.core.executor import SerialExecutor
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import load
 from fedppd_ray.data.sources import SOURCES
 from fedppd_ray.errors import DataError
+from fedppd_ray.federation.failure_policy import FailurePolicy
+from fedppd_ray.federation.observer import Observer
+from fedppd_ray.federation.round import federated_round
+from fedppd_ray.workers.serial import SerialExecutor
 
 FOLDER = "cifar-100-python"
 
@@ -108,19 +111,13 @@ def test_one_round_of_fedppd_on_cifar100_trains_resnets_with_their_running_stati
     )
     assert [config.network_for(role) for role in ("teacher", "student")] == ["resnet18", "resnet34"]
     executor = SerialExecutor(config, ["client-00", "client-01"])
-    executor.install(None)
-    before = executor.state()
-    executor.begin(1)
-    for client in ("client-00", "client-01"):
-        executor.start(client)
-        arrival = executor.next_event()
-        assert executor.refusal(arrival) is None, arrival  # type: ignore[arg-type]
-        executor.fold(arrival)  # type: ignore[arg-type]
-    executor.finish()
-    after = executor.state()
+    executor.server.install(None)
+    before = executor.server.state()
+    federated_round(executor, 1, ["client-00", "client-01"], FailurePolicy(0, 1.0), Observer())
+    after = executor.server.state()
     for role in ("teacher", "student"):
         assert np.isfinite(after.models[role]).all()
         assert not np.array_equal(before.models[role], after.models[role])
-    assert np.isfinite(executor.predict("test")).all()
-    assert executor.predict("test").shape == (2, 100)
+    assert np.isfinite(executor.evaluation.predict("test")).all()
+    assert executor.evaluation.predict("test").shape == (2, 100)
     assert len(load("cifar100", str(tmp_path)).train) == 12

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedppd_ray import __version__
-from fedppd_ray.cli import main
-from fedppd_ray.prediction import write_sample
+from fedppd_ray.cli.app import main
+from fedppd_ray.data.pictures import write_sample
 
 ROOT = Path(__file__).parents[2]
 
@@ -172,9 +172,9 @@ def test_an_out_of_distribution_set_is_prepared_without_its_training_rows(fedppd
     [
         ([], ["train", "evaluate", "predict", "report", "data"]),
         (["train"], ["CONFIG", "--out", "--set", "--resume", "--address"]),
-        (["compare"], ["CONFIG", "--methods", "--seeds", "--rounds", "fedppd_distill", "fedavg_student", "fedswag"]),
+        (["compare"], ["CONFIG", "--methods", "--seeds", "--rounds", "fedppd methods"]),
         (["evaluate"], ["RUN", "--json"]),
-        (["predict"], ["RUN", "IMAGE", "--json"]),
+        (["predict"], ["RUN", "FILE", "--json"]),
         (["report"], ["RUN"]),
         (["data"], ["prepare", "sample"]),
         (["data", "prepare"], ["NAME", "--root", "--test-only"]),

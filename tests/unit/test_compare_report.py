@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedppd_ray.comparison import METHODS
-from fedppd_ray.config import Config
-from fedppd_ray.config_file import load_config
-from fedppd_ray.evaluation.compare_report import cells, notes, write_comparison
-from fedppd_ray.evaluation.compared import COVERAGES, Comparison, Outcome, curves_of, pooled_bins
-from fedppd_ray.evaluation.paper import other_settings, paper_figures, regime_of
+from fedppd_ray.config.file import load_config, load_for_method
+from fedppd_ray.config.identity import flatten
+from fedppd_ray.config.schema import Config
 from fedppd_ray.evaluation.run import Evaluation
+from fedppd_ray.methods import compare_rows
+from fedppd_ray.reports.comparison import cells, notes, write_comparison
+from fedppd_ray.studies.compared import COVERAGES, Comparison, Outcome, curves_of, pooled_bins
+from fedppd_ray.studies.paper import experiment_of, other_settings, paper_figures
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -76,7 +77,7 @@ def test_a_cell_is_mean_and_deviation_over_the_finished_seeds() -> None:
     row = dict(zip(*cells(done), strict=True))
     assert row["method"] == "m (2 of 3 seeds, others failed)"
     assert row["accuracy %"] == "61.00 ± 1.41"
-    assert row["seconds a round"] == "2.0 ± 0.0"
+    assert row["seconds per round"] == "2.0 ± 0.0"
     assert row["OOD AUROC"] == "–"
 
 
@@ -163,30 +164,30 @@ def cifar(tiny: Callable[..., Config], kind: str = "major_classes", **changes: A
 def test_the_paper_is_quoted_for_its_partition_and_rows_within_a_fifth(
     tiny: Callable[..., Config], rows: int | None, kind: str, accuracy: float | None
 ) -> None:
-    assert paper_figures(regime_of(cifar(tiny, kind), rows), "fedppd", None).get("accuracy") == accuracy
+    assert paper_figures(experiment_of(cifar(tiny, kind), rows), "fedppd", None).get("accuracy") == accuracy
 
 
 def test_the_paper_is_not_quoted_for_other_clients_or_classes(tiny: Callable[..., Config]) -> None:
-    assert regime_of(cifar(tiny), 2100) is not None
-    assert regime_of(cifar(tiny, federation={"clients": 20}), 2100) is None
-    assert regime_of(cifar(tiny, federation={"clients": 10, "participation": 0.5}), 2100) is None
+    assert experiment_of(cifar(tiny), 2100) is not None
+    assert experiment_of(cifar(tiny, federation={"clients": 20}), 2100) is None
+    assert experiment_of(cifar(tiny, federation={"clients": 10, "participation": 0.5}), 2100) is None
     skewed = {"kind": "major_classes", "rows_per_client": 2100, "major": 3}
-    assert regime_of(cifar(tiny, data={"name": "cifar10", "partition": skewed}), 2100) is None
-    assert regime_of(tiny(federation={"clients": 10}), 2100) is None
+    assert experiment_of(cifar(tiny, data={"name": "cifar10", "partition": skewed}), 2100) is None
+    assert experiment_of(tiny(federation={"clients": 10}), 2100) is None
 
 
 def test_the_paper_is_not_quoted_where_a_client_brings_rows_of_its_own(tiny: Callable[..., Config]) -> None:
-    assert regime_of(cifar(tiny, clients={"client-00": {"cpus": 1}}), 2100) is not None
-    assert regime_of(cifar(tiny, clients={"client-00": {"data": "/data"}}), 2100) is None
+    assert experiment_of(cifar(tiny, clients={"client-00": {"cpus": 1}}), 2100) is not None
+    assert experiment_of(cifar(tiny, clients={"client-00": {"data": "/data"}}), 2100) is None
 
 
 @pytest.mark.parametrize("label", ["fedavg", "fedbe", "fedswag", "fedpa", "fedppd", "fedppd_distill"])
 @pytest.mark.parametrize("preset", ["mnist", "cifar10", "cifar10_iid", "cifar100", "cifar100_iid", "femnist"])
 def test_a_preset_differs_from_the_authors_only_where_it_says_so(preset: str, label: str) -> None:
-    config = load_config(CONFIGS / f"{preset}.yaml", list(METHODS[label]))
-    regime = regime_of(config, config.data.partition.rows_per_client)
+    config = load_for_method(CONFIGS / f"{preset}.yaml", (), compare_rows()[label].changes)
+    regime = experiment_of(config, config.data.partition.rows_per_client)
     expected = []
-    if preset.startswith("cifar100") and label in (regime.figures if regime else {}):
+    if preset.startswith("cifar100") and regime and regime.name in compare_rows()[label].paper:
         roles = ("teacher", "student") if label.startswith("fedppd") else ("teacher",)
         expected = [f"{role}.pretrained: True -> False" for role in roles]
     if (preset, label) == ("femnist", "fedppd_distill"):
@@ -194,9 +195,44 @@ def test_a_preset_differs_from_the_authors_only_where_it_says_so(preset: str, la
     assert other_settings(regime, label, config) == expected
 
 
+# Settings that are not held against the authors': what is data or belongs to the machine, what they did not publish
+# (the baselines' own), and what only other samplers read.
+NOT_COMPARED = (
+    *(
+        "name",
+        "seed",
+        "method",
+        "data.",
+        "federation.",
+        "evaluation.",
+        "resources.",
+        "clients",
+        "checkpoint.",
+        "active",
+    ),
+    *("baseline.", "fedswag.", "fedpa.", "server.aggregate"),
+    *("teacher.sampling_epochs", "teacher.friction", "teacher.preconditioner"),
+    # What only counts where something that is compared is switched on.
+    *("client.rate_end", "client.outliers.start", "client.outliers.share", "teacher.network_", "student.network_"),
+    *("student.label_weight_end",),
+)
+
+
+@pytest.mark.parametrize("label", ["fedavg", "fedbe", "fedswag", "fedpa", "fedppd", "fedppd_distill"])
+def test_every_setting_that_matters_is_compared(label: str) -> None:
+    row = compare_rows()[label]
+    config = load_for_method(CONFIGS / "cifar10.yaml", (), row.changes)
+    left = {key for key in flatten(config) if key not in row.authors["cifar10"] and not key.startswith(NOT_COMPARED)}
+    assert left == set()
+
+
 @pytest.mark.parametrize(
     ("label", "setting", "noted"),
     [
+        ("fedppd_distill", "server.distill.momentum=0.5", True),
+        ("fedppd_distill", "server.distill.swa_start=100", True),
+        ("fedbe", "server.distill.spread=0.5", True),
+        ("fedbe", "server.distill.scale=2.0", True),
         ("fedavg", "client.epochs=1", True),
         ("fedavg", "data.partition.extra_per_class=200", True),
         ("fedavg", "teacher.network=cifar10_student", True),
@@ -209,19 +245,19 @@ def test_a_preset_differs_from_the_authors_only_where_it_says_so(preset: str, la
     ],
 )
 def test_another_setting_than_the_authors_is_named_where_it_matters(label: str, setting: str, noted: bool) -> None:
-    config = load_config(CONFIGS / "cifar10.yaml", [*METHODS[label], setting])
-    found = other_settings(regime_of(config, 2100), label, config)
+    config = load_for_method(CONFIGS / "cifar10.yaml", [setting], compare_rows()[label].changes)
+    found = other_settings(experiment_of(config, 2100), label, config)
     assert [line.split(":")[0] for line in found] == ([setting.split("=")[0]] if noted else [])
 
 
 def test_the_papers_ood_figure_needs_the_papers_ood_set(tiny: Callable[..., Config]) -> None:
-    regime = regime_of(cifar(tiny), 2100)
+    regime = experiment_of(cifar(tiny), 2100)
     assert paper_figures(regime, "fedppd_distill", "svhn")["ood_auroc"] == 0.765
     assert "ood_auroc" not in paper_figures(regime, "fedppd_distill", "glyphs")
 
 
 def test_methods_that_the_paper_does_not_have_are_not_quoted(tiny: Callable[..., Config]) -> None:
-    regime = regime_of(cifar(tiny), 2100)
+    regime = experiment_of(cifar(tiny), 2100)
     assert paper_figures(regime, "fedavg_student", "svhn") == {}
     assert "ece" not in paper_figures(regime, "fedpa", "svhn")
 
@@ -239,7 +275,7 @@ def test_methods_that_the_paper_does_not_have_are_not_quoted(tiny: Callable[...,
 )
 def test_the_papers_presets_are_its_experiments(preset: str, rows: int) -> None:
     config = load_config(CONFIGS / f"{preset}.yaml")
-    regime = regime_of(config, rows)
+    regime = experiment_of(config, rows)
     assert regime is not None
     assert regime.rounds == config.federation.rounds
     assert regime.ood in (None, config.evaluation.ood)
@@ -247,4 +283,4 @@ def test_the_papers_presets_are_its_experiments(preset: str, rows: int) -> None:
 
 def test_a_preset_of_fewer_rows_is_not() -> None:
     small = load_config(CONFIGS / "cifar10_small.yaml")
-    assert regime_of(small, small.data.partition.rows_per_client) is None
+    assert experiment_of(small, small.data.partition.rows_per_client) is None

@@ -5,20 +5,25 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from conftest import study_values
 
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.comparison import METHODS, Plan, compare, finished, parse_methods, parse_seeds, plan
-from fedppd_ray.config import Config
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import load
 from fedppd_ray.data.partition import partition
 from fedppd_ray.errors import CheckpointError, ConfigError, FedPPDError, ResourceError
-from fedppd_ray.evaluation.compare_report import results, table
+from fedppd_ray.reports.comparison import results, table, write_comparison
+from fedppd_ray.runs.store import RunStore
+from fedppd_ray.studies import comparison as comparisons
+from fedppd_ray.studies.base import all_labels, finished, parse_methods
+from fedppd_ray.studies.compared import Comparison
+from fedppd_ray.studies.comparison import Plan, parse_seeds, plan
 
 Train = Callable[[Config, Path], None]
 FILES = [
@@ -31,16 +36,20 @@ FILES = [
 ]
 
 
-def tiny_file(tiny: Callable[..., Config], folder: Path) -> Path:
+def compare(planned: Plan, train: Any) -> Comparison:
+    return comparisons.compare(planned, train, partial(write_comparison, planned.out))
+
+
+def tiny_file(folder: Path) -> Path:
     """The tiny configuration as a file, two rounds long."""
     path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump(tiny(federation={"rounds": 2}).model_dump(mode="json")))
+    path.write_text(yaml.safe_dump(study_values(federation={"rounds": 2})))
     return path
 
 
 @pytest.fixture
-def file(tiny: Callable[..., Config], tmp_path: Path) -> Path:
-    return tiny_file(tiny, tmp_path)
+def file(tmp_path: Path) -> Path:
+    return tiny_file(tmp_path)
 
 
 @pytest.fixture
@@ -50,7 +59,7 @@ def other(file: Path) -> Callable[..., Path]:
     def write(**changes: dict[str, Any]) -> Path:
         values = yaml.safe_load(file.read_text())
         for section, keys in changes.items():
-            values[section] = {**values[section], **keys}
+            values[section] = {**values.get(section, {}), **keys}
         path = file.with_name("other.yaml")
         path.write_text(yaml.safe_dump(values))
         return path
@@ -78,12 +87,10 @@ def two(file: Path, tmp_path: Path) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def finished_out(
-    tiny: Callable[..., Config], train_run: Callable[..., object], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def finished_out(train_run: Callable[..., object], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of `two`, finished; never write into it."""
     folder = tmp_path_factory.mktemp("comparison")
-    path = tiny_file(tiny, folder)
+    path = tiny_file(folder)
     compare(plan(path, "fedppd,fedppd_distill", str(folder / "out")), lambda config, run: void(train_run(config, run)))
     return folder / "out"
 
@@ -99,7 +106,7 @@ def done(two: Plan, finished_out: Path) -> Plan:
 
 
 def test_every_method_changes_what_its_name_says_and_nothing_else(file: Path, tmp_path: Path) -> None:
-    planned = plan(file, ",".join(METHODS), str(tmp_path), settings=["client.epochs=12"])
+    planned = plan(file, ",".join(all_labels()), str(tmp_path), settings=["client.epochs=12"])
     found = {run.label: run.config for run in planned.runs}
     assert {label: config.method for label, config in found.items()} == {
         **{name: name for name in ("fedavg", "fedbe", "fedswag", "fedpa", "fedppd")},
@@ -110,7 +117,7 @@ def test_every_method_changes_what_its_name_says_and_nothing_else(file: Path, tm
     assert found["fedavg_student"].baseline.network == "student"
     assert found["fedppd"].server.aggregate == "average"
     assert found["fedppd_distill"].server.aggregate == "distill"
-    assert len({config.teacher for config in found.values()}) == 1
+    assert len({config.teacher.network for config in found.values()}) == 1
     assert all(config.client.epochs == 12 for config in found.values())
 
 
@@ -227,7 +234,7 @@ def test_a_method_is_judged_by_its_own_predictor_not_by_the_exported_network(
     file: Path, tmp_path: Path, train: Train
 ) -> None:
     """FedSWAG predicts by an average over samples; one network is what it exports."""
-    from fedppd_ray.evaluation.run import evaluate_run
+    from fedppd_ray.runs.run import evaluate_run
 
     planned = plan(file, "fedswag", str(tmp_path / "out"), settings=["client.epochs=4", "fedswag.samples=5"])
     outcome = compare(planned, train).outcomes[0]

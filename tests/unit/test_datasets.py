@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedppd_ray.data.cache import cache_root
-from fedppd_ray.data.catalog import CATALOG, DatasetInfo
-from fedppd_ray.data.datasets import data_root, load, load_ood, prepare
+from fedppd_ray.config.nouns import NETWORKS, DatasetInfo
+from fedppd_ray.data.cache import cache_root, data_root
+from fedppd_ray.data.catalog import CATALOG
+from fedppd_ray.data.datasets import load, load_ood, prepare
 from fedppd_ray.data.parts import PartName, Split
 from fedppd_ray.data.sources import SOURCES
 from fedppd_ray.errors import DataError
-from fedppd_ray.models.networks import NETWORKS
 
 REAL = Path(os.environ.get("FEDPPD_DATA") or Path(__file__).parents[3] / "shared" / "data")
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedppd_ray.core.distill import noisy, soft_cross_entropy, student_step
+from fedppd_ray.bayes.distill import noisy, soft_cross_entropy, student_step
 from fedppd_ray.models.flat import FlatModel
 from fedppd_ray.seeding import generator_for
 

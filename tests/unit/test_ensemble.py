@@ -9,14 +9,18 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from fedppd_ray.config import DistillConfig
-from fedppd_ray.core.ensemble import RunningAverage, distil_ensemble, pseudo_labels, refresh_batch_norm
-from fedppd_ray.data.batches import Shard
+from fedppd_ray.bayes.ensemble import Distillation, RunningAverage, distil_ensemble, pseudo_labels, refresh_batch_norm
+from fedppd_ray.data.rows import Shard
+from fedppd_ray.methods.settings import DistillConfig
 from fedppd_ray.models.flat import FlatModel, Vector
 from fedppd_ray.models.networks import Dropout
 from fedppd_ray.seeding import generator_for
 
 CLASSES = 4
+
+
+def at_rate(settings: DistillConfig, rate: float) -> Distillation:
+    return settings.model_copy(update={"teacher_rate": rate}).plan("teacher")
 
 
 def linear() -> nn.Module:
@@ -150,7 +154,7 @@ def reference_swa(
 def test_distillation_is_sgd_with_swa(pool: Shard, settings: dict[str, float]) -> None:
     config, model, targets = DistillConfig(**settings), flat(), targets_for(pool)
     expected = reference_swa(model, targets, pool, 0.05, config)
-    got = distil_ensemble(model, model.export(), targets, pool, 0.05, config, generator_for(0, "distil"))
+    got = distil_ensemble(model, model.export(), targets, pool, at_rate(config, 0.05), generator_for(0, "distil"))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -163,7 +167,7 @@ def test_distillation_brings_the_model_nearer_to_its_targets(pool: Shard) -> Non
 
     before = divergence()
     config = DistillConfig(epochs=20, batch_size=10, swa_every=5)
-    model.load(distil_ensemble(model, start, targets, pool, 0.01, config, generator_for(0, "distil")))
+    model.load(distil_ensemble(model, start, targets, pool, at_rate(config, 0.01), generator_for(0, "distil")))
     assert divergence() < 0.5 * before
 
 
@@ -173,7 +177,7 @@ def test_distillation_leaves_its_start_alone(pool: Shard) -> None:
     start.setflags(write=False)
     kept = start.copy()
     config = DistillConfig(epochs=1, batch_size=10)
-    distil_ensemble(model, start, targets_for(pool), pool, 0.1, config, generator_for(0, "distil"))
+    distil_ensemble(model, start, targets_for(pool), pool, at_rate(config, 0.1), generator_for(0, "distil"))
     assert np.array_equal(start, kept)
 
 
@@ -197,7 +201,9 @@ def test_running_statistics_are_re_estimated_as_torchs_update_bn_does(pool: Shar
 def test_distillation_returns_statistics_that_belong_to_the_averaged_weights(pool: Shard) -> None:
     model = flat(normalised)
     config = DistillConfig(epochs=4, batch_size=37, swa_every=1)
-    result = distil_ensemble(model, model.export(), targets_for(pool), pool, 0.05, config, generator_for(0, "distil"))
+    result = distil_ensemble(
+        model, model.export(), targets_for(pool), pool, at_rate(config, 0.05), generator_for(0, "distil")
+    )
     model.load(result)
     outputs = model.module[0](pool.inputs(torch.arange(len(pool))))
     torch.testing.assert_close(model.module[1].running_mean, outputs.mean((0, 2, 3)).detach(), rtol=1e-4, atol=1e-4)

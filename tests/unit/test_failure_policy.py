@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedppd_ray.core.failure_policy import Action, FailurePolicy
+from fedppd_ray.federation.failure_policy import Action, FailurePolicy
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])

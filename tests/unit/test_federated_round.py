@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from fedppd_ray.config import Config, client_ids
-from fedppd_ray.core.client import ClientWorker
-from fedppd_ray.core.executor import Arrival, Executor, Lost, SerialExecutor
-from fedppd_ray.core.failure_policy import Action, FailurePolicy
-from fedppd_ray.core.federated_round import federated_round, select_clients
-from fedppd_ray.core.server import ServerWorker
-from fedppd_ray.core.types import ClientInfo, ClientUpdate, GlobalState, Receipt
+from fedppd_ray.config.schema import Config, client_ids
 from fedppd_ray.errors import QuorumError
+from fedppd_ray.federation.executor import Arrival, Executor, Lost
+from fedppd_ray.federation.failure_policy import Action, FailurePolicy
+from fedppd_ray.federation.round import federated_round, select_clients
+from fedppd_ray.federation.types import ClientInfo, ClientUpdate, GlobalState, Receipt
+from fedppd_ray.workers.client import ClientWorker
+from fedppd_ray.workers.serial import SerialEvaluator, SerialExecutor, SerialServer
+from fedppd_ray.workers.server import ServerWorker
 
 CLIENTS = client_ids(5)
 POLICY = FailurePolicy(retries=1, quorum=0.5)
@@ -30,25 +30,44 @@ class ScriptedExecutor:
     """A real server; clients answer from a script, attempt by attempt, in a given order of arrival."""
 
     def __init__(self, server: ServerWorker, script: Mapping[str, Sequence[Answer]], priority: Sequence[str]) -> None:
-        self._server = server
+        self.server = WatchedServer(server)
+        self.clients = ScriptedClients(script, priority)
+        self.evaluation = SerialEvaluator(server)
+
+    @property
+    def started(self) -> list[str]:
+        return self.clients.started
+
+    @property
+    def folded(self) -> list[str]:
+        return self.server.folded
+
+    def close(self) -> None:
+        return None
+
+
+class WatchedServer(SerialServer):
+    def __init__(self, worker: ServerWorker) -> None:
+        super().__init__(worker)
+        self.folded: list[str] = []
+
+    def fold(self, arrival: Arrival) -> Receipt:
+        self.folded.append(arrival.client)
+        return super().fold(arrival)
+
+
+class ScriptedClients:
+    def __init__(self, script: Mapping[str, Sequence[Answer]], priority: Sequence[str]) -> None:
         self._script = {client: deque(answers) for client, answers in script.items()}
         self._priority = list(priority)
         self._out: list[str] = []
         self.started: list[str] = []
-        self.folded: list[str] = []
 
     def describe(self) -> list[ClientInfo]:
         return []
 
-    def install(self, state: GlobalState | None) -> None:
-        self._server.install(state)
-
-    def state(self) -> GlobalState:
-        return self._server.state()
-
-    def begin(self, round_id: int) -> None:
+    def open(self, round_id: int, published: object) -> None:
         self._out.clear()
-        self._server.begin(round_id)
 
     def start(self, client: str) -> None:
         self.started.append(client)
@@ -58,25 +77,7 @@ class ScriptedExecutor:
         client = min(self._out, key=self._priority.index)
         self._out.remove(client)
         answer = self._script[client].popleft()
-        return answer if isinstance(answer, Lost) else Arrival(client, answer.receipt, answer)
-
-    def refusal(self, arrival: Arrival) -> str | None:
-        assert isinstance(arrival.payload, ClientUpdate)
-        return self._server.refusal(arrival.client, arrival.payload)
-
-    def fold(self, arrival: Arrival) -> Receipt:
-        assert isinstance(arrival.payload, ClientUpdate)
-        self.folded.append(arrival.client)
-        return self._server.fold(arrival.payload)
-
-    def finish(self) -> None:
-        self._server.finish()
-
-    def predict(self, split: str) -> NDArray[np.float64]:
-        return self._server.predict(split)
-
-    def close(self) -> None:
-        return None
+        return answer if isinstance(answer, Lost) else Arrival(client, answer.receipt, answer.models)
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +104,13 @@ def after_serial(config: Config) -> GlobalState:
     from conftest import Watcher
 
     executor = SerialExecutor(config, CLIENTS)
-    executor.install(None)
+    executor.server.install(None)
     federated_round(executor, 1, CLIENTS, POLICY, Watcher())
-    return executor.state()
+    return executor.server.state()
 
 
 def run(executor: Executor, watcher: Any, policy: FailurePolicy = POLICY, selected: Sequence[str] = CLIENTS) -> Any:
-    executor.install(None)
+    executor.server.install(None)
     return federated_round(executor, 1, selected, policy, watcher)
 
 
@@ -138,7 +139,7 @@ def test_arrival_order_cannot_change_a_bit(
     report = run(executor, watcher)
     assert executor.folded == CLIENTS
     assert [receipt.client for receipt in report.accepted] == CLIENTS
-    assert equal(executor.state(), after_serial)
+    assert equal(executor.server.state(), after_serial)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +157,7 @@ def distilled(
 ) -> GlobalState:
     executor = ScriptedExecutor(server, {client: [updates[client]] for client in CLIENTS}, arrival)
     run(executor, watcher, selected=selected)
-    return executor.state()
+    return executor.server.state()
 
 
 def test_arrival_order_cannot_change_a_bit_of_a_distilled_model(
@@ -187,7 +188,7 @@ def test_a_failed_attempt_is_retried_and_then_counts(
     assert report.failures == ()
     assert executor.started.count(CLIENTS[2]) == 2
     assert [(failure.client, action) for failure, action in watcher.failed] == [(CLIENTS[2], Action.RETRY)]
-    assert equal(executor.state(), after_serial)
+    assert equal(executor.server.state(), after_serial)
 
 
 def test_a_client_that_fails_again_is_dropped_with_its_reason(
@@ -200,7 +201,7 @@ def test_a_client_that_fails_again_is_dropped_with_its_reason(
     assert [(failure.client, failure.reason) for failure in report.failures] == [(CLIENTS[0], "second")]
     assert [action for _, action in watcher.failed] == [Action.RETRY, Action.DROP]
     assert [receipt.client for receipt in report.accepted] == CLIENTS[1:]
-    assert executor.state().round == 1
+    assert executor.server.state().round == 1
 
 
 def test_the_state_without_a_dropped_client_is_the_average_of_the_others(
@@ -212,7 +213,7 @@ def test_the_state_without_a_dropped_client_is_the_average_of_the_others(
     run(executor, watcher)
     others = [updates[client] for client in CLIENTS if client != CLIENTS[3]]
     expected = np.mean([update.models["teacher"].astype(np.float64) for update in others], axis=0)
-    np.testing.assert_allclose(executor.state().models["teacher"], expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(executor.server.state().models["teacher"], expected, rtol=1e-6, atol=1e-8)
 
 
 def test_who_missed_the_deadline_is_not_retried(
@@ -233,8 +234,8 @@ def test_below_quorum_the_round_raises_and_the_state_is_unchanged(
     for client in CLIENTS[:3]:
         script[client] = [Lost(client, f"{client} is ill")] * 2
     executor = ScriptedExecutor(server, script, CLIENTS)
-    executor.install(None)
-    before = executor.state()
+    executor.server.install(None)
+    before = executor.server.state()
     kept = {role: vector.copy() for role, vector in before.models.items()}
     with pytest.raises(QuorumError) as caught:
         federated_round(executor, 1, CLIENTS, POLICY, watcher)
@@ -242,7 +243,7 @@ def test_below_quorum_the_round_raises_and_the_state_is_unchanged(
     assert message.startswith("round 1: 2 of 5 clients delivered, the quorum is 3")
     assert all(f"{client} is ill" in message for client in CLIENTS[:3])
     assert "--resume" in message
-    assert equal(executor.state(), GlobalState(0, kept))
+    assert equal(executor.server.state(), GlobalState(0, kept))
 
 
 def test_a_round_after_a_failed_one_starts_clean(
@@ -255,7 +256,7 @@ def test_a_round_after_a_failed_one_starts_clean(
         run(ScriptedExecutor(server, gone, CLIENTS), watcher, FailurePolicy(0, 0.5))
     again = ScriptedExecutor(server, {client: [updates[client]] for client in CLIENTS}, CLIENTS)
     federated_round(again, 1, CLIENTS, POLICY, watcher)
-    assert equal(again.state(), after_serial)
+    assert equal(again.server.state(), after_serial)
 
 
 def test_exactly_the_quorum_is_enough(server: ServerWorker, updates: dict[str, ClientUpdate], watcher: Any) -> None:
@@ -278,7 +279,7 @@ def test_a_refused_update_is_retried_then_dropped_and_never_folded(
         "update refused: student has 1 NaN or infinite values of 85670"
     ]
     assert CLIENTS[1] not in [receipt.client for receipt in watcher.done]
-    assert all(np.isfinite(vector).all() for vector in executor.state().models.values())
+    assert all(np.isfinite(vector).all() for vector in executor.server.state().models.values())
 
 
 @pytest.mark.parametrize(
@@ -299,7 +300,7 @@ def test_a_forged_update_is_as_good_as_lost(
         script[CLIENTS[1]] = answers
         executor = ScriptedExecutor(server, script, CLIENTS)
         run(executor, watcher)
-        return executor.state()
+        return executor.server.state()
 
     forged = state_with([forge(updates[CLIENTS[1]])] * 2)
     assert equal(forged, state_with([Lost(CLIENTS[1], "gone")] * 2))
@@ -307,7 +308,7 @@ def test_a_forged_update_is_as_good_as_lost(
 
 def test_the_serial_executor_reports_a_clients_exception_as_lost(config: Config, watcher: Any) -> None:
     executor = SerialExecutor(config, CLIENTS[:3])  # the worker knows nothing of the other two
-    executor.install(None)
+    executor.server.install(None)
     report = federated_round(executor, 1, CLIENTS, POLICY, watcher)
     assert [failure.client for failure in report.failures] == CLIENTS[3:]
     assert all(failure.reason.startswith("KeyError") for failure in report.failures)
@@ -315,11 +316,11 @@ def test_the_serial_executor_reports_a_clients_exception_as_lost(config: Config,
 
 def test_two_serial_rounds_continue_from_each_other(config: Config, watcher: Any) -> None:
     executor = SerialExecutor(config, CLIENTS)
-    executor.install(None)
-    states = [executor.state()]
+    executor.server.install(None)
+    states = [executor.server.state()]
     for round_id in (1, 2):
         federated_round(executor, round_id, CLIENTS, POLICY, watcher)
-        states.append(executor.state())
+        states.append(executor.server.state())
     assert [state.round for state in states] == [0, 1, 2]
     assert not np.array_equal(states[1].models["student"], states[2].models["student"])
     assert {receipt.round for receipt in watcher.done} == {1, 2}

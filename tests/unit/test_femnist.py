@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedppd_ray.cli import app, main
-from fedppd_ray.config import Config
+from fedppd_ray.cli.app import app, main
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import load
 from fedppd_ray.data.holdings import Holdings, dataset_of, partition_of
 from fedppd_ray.data.readers import leaf
@@ -21,7 +21,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "femnist.yaml"
 
 
 def write_leaf(root: Path, writers: int = 6, rows: int = 9, digits: int = 2, seed: int = 0) -> None:
-    """`rows` letters and `digits` digits of each writer, three writers a file, ink 0 on paper 1."""
+    """`rows` letters and `digits` digits of each writer, three writers per file, ink 0 on paper 1."""
     generator = np.random.default_rng(seed)
     for part in ("train", "test"):
         folder = root / part

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedppd_ray.core.sgld import sgld_step
+from fedppd_ray.bayes.sgld import sgld_step
 from fedppd_ray.models.flat import FlatModel, Layout
 from fedppd_ray.models.networks import build_network, initialise
 from fedppd_ray.seeding import generator_for

@@ -11,16 +11,16 @@ import pytest
 import yaml
 from PIL import Image
 
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.cli import app, main
-from fedppd_ray.config import Config
-from fedppd_ray.config_file import load_config
+from fedppd_ray.cli.app import app, main
+from fedppd_ray.config.file import load_config
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import load
 from fedppd_ray.data.folder import describe_folder, measure, read_folder
 from fedppd_ray.data.holdings import Holdings, dataset_of, prepare_data
+from fedppd_ray.data.pictures import write_sample
 from fedppd_ray.errors import ConfigError, DataError
-from fedppd_ray.evaluation.predictive import HeldOut
-from fedppd_ray.prediction import write_sample
+from fedppd_ray.inference.held_out import HeldOut
+from fedppd_ray.runs.store import RunStore
 
 CLASSES = ("cat", "dog", "owl")
 SMALL: dict[str, Any] = {
@@ -180,10 +180,11 @@ def test_networks_are_chosen_by_the_shape_of_the_images(tmp_path: Path) -> None:
     assert [colour.network_for(role) for role in ("teacher", "student")] == ["cifar10_teacher", "cifar10_student"]
 
 
-def test_where_no_network_is_known_the_error_asks_for_one_that_fits(tmp_path: Path) -> None:
+def test_where_the_paper_has_no_network_for_the_shape_a_small_one_takes_it(tmp_path: Path) -> None:
     arrays(tmp_path, 20, 24, 3)
-    with pytest.raises(ConfigError, match=r"teacher\.network: .*\(3, 20, 24\); set it to one of resnet18, resnet34"):
-        config(tmp_path)
+    assert [config(tmp_path).network_for(role) for role in ("teacher", "student")] == ["small_teacher", "small_student"]
+    with pytest.raises(ConfigError, match=r"student\.network: mnist_student takes .*\(3, 20, 24\); use 'auto'"):
+        config(tmp_path, "student.network=mnist_student")
     chosen = config(tmp_path, "teacher.network=resnet18", "student.network=resnet34")
     assert chosen.network_for("student") == "resnet34"
 
@@ -193,7 +194,7 @@ def test_where_no_network_is_known_the_error_asks_for_one_that_fits(tmp_path: Pa
     [
         ({"classes": ["a"]}, "data.folder.classes"),
         ({"classes": ["a", "a"]}, "data.folder.classes"),
-        ({"shape": [2, 28, 28]}, "data.folder.shape"),
+        ({"shape": [5, 28, 28]}, "data.folder.shape"),
         ({"mean": [0.1, 0.2]}, "data.folder.mean"),
         ({"std": [0.0]}, "data.folder.std"),
         ({"colour": True}, "data.folder.colour"),
@@ -243,7 +244,7 @@ def test_image_files_are_parsed_once_and_again_when_they_change(tmp_path: Path) 
     [
         (np.zeros((28, 30), np.uint8), "28×30 pixels where the others have 28×28"),
         (np.zeros((28, 28, 3), np.uint8), "a colour image among grey ones"),
-        (np.zeros((28, 28), np.uint16), "are not of 8 bits"),
+        (np.zeros((28, 28), np.uint16), "the others' are of 8 bits"),
         (None, "cannot be read as an image"),
     ],
     ids=["size", "colour", "16 bits", "damaged"],
@@ -294,7 +295,7 @@ def test_client_folders_say_who_holds_what(tmp_path: Path, make: Callable[..., N
 
 def test_with_client_folders_the_common_rows_are_the_servers_alone(tmp_path: Path) -> None:
     write_arrays(by_client(tmp_path) / "train", 30, 28, 28, seed=5)
-    held_out = HeldOut(config(tmp_path, partition={}, server_pool=20, calibration=10))
+    held_out = HeldOut(config(tmp_path, "server.aggregate=distill", partition={}, server_pool=20, calibration=10))
     assert len(held_out.server_pool()) == 20
     common = {image.tobytes() for image in pixels(30, 28, 28, seed=5)}
     assert {image.tobytes() for image in held_out.images("calibration")} <= common
@@ -310,7 +311,7 @@ def test_client_folders_need_no_common_rows(tmp_path: Path) -> None:
 
 def test_rows_for_the_server_that_nobody_has_are_missed_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{tmp_path}/train: images.npy and labels.npy cannot be read"):
-        prepare_data(config(by_client(tmp_path), partition={}, server_pool=5))
+        prepare_data(config(by_client(tmp_path), "server.aggregate=distill", partition={}, server_pool=5))
 
 
 def test_the_number_of_client_folders_is_the_number_of_clients(tmp_path: Path) -> None:

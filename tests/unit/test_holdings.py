@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedppd_ray.config import Config
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.catalog import CATALOG
 from fedppd_ray.data.datasets import load
 from fedppd_ray.data.holdings import Holdings, prepare_data, read_folder

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from fedppd_ray.config import ActiveConfig, Config
-from fedppd_ray.core.client import ClientWorker
-from fedppd_ray.core.labelling import Rows, labelled_rows
-from fedppd_ray.core.types import GlobalState
-from fedppd_ray.data.batches import Shard
+from fedppd_ray.config.schema import ActiveConfig, Config
 from fedppd_ray.data.holdings import Holdings
+from fedppd_ray.data.rows import ImageShard
 from fedppd_ray.errors import ConfigError
-from fedppd_ray.evaluation.metrics import entropy
+from fedppd_ray.federation.types import GlobalState
+from fedppd_ray.inference.scores import entropy
 from fedppd_ray.methods import build_method
+from fedppd_ray.workers.client import ClientWorker
+from fedppd_ray.workers.labelling import Indices, labelled_rows
 
 Tiny = Callable[..., Config]
 ACTIVE = ActiveConfig(labelled=5, pool=12, budget=4)
 ROWS = 20
 
 
-def by_number(rows: Rows) -> np.ndarray:
+def by_number(rows: Indices) -> np.ndarray:
     """A model that is the less sure the higher a row's number."""
     return rows.astype(np.float64)
 
@@ -37,9 +37,9 @@ def test_the_first_rows_are_a_seeded_draw() -> None:
 
 
 def test_the_rows_of_highest_entropy_are_labelled_next() -> None:
-    seen: list[Rows] = []
+    seen: list[Indices] = []
 
-    def ranking(rows: Rows) -> np.ndarray:
+    def ranking(rows: Indices) -> np.ndarray:
         seen.append(rows)
         return by_number(rows)
 
@@ -64,7 +64,7 @@ def test_random_acquisition_ignores_the_model_and_starts_from_the_same_rows() ->
     chance = ACTIVE.model_copy(update={"acquisition": "random"})
     assert np.array_equal(labelled_rows(chance, ROWS, 0, "c", []), labelled_rows(ACTIVE, ROWS, 0, "c", []))
 
-    def forbidden(_rows: Rows) -> np.ndarray:
+    def forbidden(_rows: Indices) -> np.ndarray:
         raise AssertionError("random acquisition asked the model")
 
     one = labelled_rows(chance, ROWS, 0, "c", [forbidden])
@@ -93,7 +93,7 @@ def test_a_client_trains_on_its_labelled_rows_only(tiny: Tiny) -> None:
     config = active_config(tiny)
     states = [state_of(config, 1.5), state_of(config, 2.0)]
     for steps, rows in enumerate((6, 11, 16)):
-        worker = ClientWorker(config, ["client-01"], ranked_by=states[:steps])
+        worker = ClientWorker(config, ["client-01"], acquisition_states=states[:steps])
         assert worker.describe()[0].rows == rows
         update = worker.local_update("client-01", GlobalState(0, build_method(config).initial_models()))
         assert update.receipt.rows == rows
@@ -103,10 +103,10 @@ def test_a_client_labels_what_the_global_student_is_least_sure_of(tiny: Tiny) ->
     config = active_config(tiny)
     state = state_of(config, 2.0)
     split = Holdings(config, ["client-01"]).of("client-01")
-    images = Shard(split.images, None, config.dataset).inputs(torch.arange(len(split)))
+    images = ImageShard(split.images, None, config.dataset).inputs(torch.arange(len(split)))
     unsure = entropy(build_method(config).predictor(state.models)(images).numpy())
     expected = labelled_rows(config.active, len(split), config.seed, "client-01", [lambda rows: unsure[rows]])  # type: ignore[arg-type]
-    worker = ClientWorker(config, ["client-01"], ranked_by=[state])
+    worker = ClientWorker(config, ["client-01"], acquisition_states=[state])
     held = worker._training_rows("client-01")
     assert np.array_equal(held.images, split.images[expected])
     assert np.array_equal(held.labels, split.labels[expected])
@@ -116,6 +116,6 @@ def test_a_client_started_anew_works_out_the_same_rows(tiny: Tiny) -> None:
     config = active_config(tiny)
     states = [state_of(config, 1.5), state_of(config, 2.0)]
     start = GlobalState(0, build_method(config).initial_models())
-    workers = [ClientWorker(config, ["client-00", "client-01"], ranked_by=states) for _ in range(2)]
+    workers = [ClientWorker(config, ["client-00", "client-01"], acquisition_states=states) for _ in range(2)]
     first, second = (worker.local_update("client-01", start).models for worker in workers)
     assert all(np.array_equal(first[role], second[role]) for role in first)

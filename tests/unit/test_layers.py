@@ -1,6 +1,7 @@
 """The layers, read off the syntax tree: who may import whom, and where randomness and time may come from."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "fedppd_ray"
 FILES = sorted(PACKAGE.rglob("*.py"))
 RUNTIME = [path for path in FILES if path.is_relative_to(PACKAGE / "runtime")]
-COMMAND = [PACKAGE / "cli.py", PACKAGE / "cli_studies.py", PACKAGE / "__main__.py"]
+COMMAND = [*(PACKAGE / "cli").glob("*.py"), PACKAGE / "__main__.py", PACKAGE / "api.py", PACKAGE / "__init__.py"]
 WITHOUT_RAY = [path for path in FILES if path not in RUNTIME]
 PURE = [path for path in WITHOUT_RAY if path not in COMMAND]
 ALGORITHM = [
-    path for path in PURE if path.relative_to(PACKAGE).parts[0] in ("core", "methods", "data", "models", "evaluation")
+    path
+    for path in PURE
+    if path.relative_to(PACKAGE).parts[0]
+    in ("bayes", "inference", "federation", "methods", "workers", "data", "models", "evaluation")
 ]
 SERVE = sorted((ROOT / "serve").rglob("*.py"))
 
@@ -26,6 +30,14 @@ METHODS = {
 }
 GLOBAL_DROPOUT = {"dropout", "dropout2d", "alpha_dropout", "Dropout2d", "AlphaDropout"}
 NUMPY_WITHOUT_STATE = {"Generator", "PCG64"}
+
+
+# A room imports only those before it. What lies beside the rooms: seeding, errors and registry before them all, api and
+# the command after.
+ROOMS = (
+    *("errors", "registry", "seeding", "config", "models", "data", "bayes", "inference", "federation", "methods"),
+    *("workers", "evaluation", "runs", "studies", "reports", "sites", "runtime", "api", "cli", "__main__"),
+)
 
 
 def relative(path: Path) -> str:
@@ -80,7 +92,79 @@ def global_draws(source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", PURE, ids=relative)
 def test_a_pure_module_imports_no_ray_no_http_and_no_runtime(path: Path) -> None:
-    assert importing(path, "ray", "fastapi", "starlette", "uvicorn", "serve", "fedppd_ray.runtime") == []
+    """Sites alone speak HTTP: the coordinator's door is there."""
+    http = () if path.is_relative_to(PACKAGE / "sites") else ("fastapi", "starlette", "uvicorn")
+    assert importing(path, "ray", *http, "serve", "fedppd_ray.runtime") == []
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_every_room_has_its_place_in_the_order() -> None:
+    found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES} - {"__init__"}
+    assert found <= set(ROOMS)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent != PACKAGE], ids=relative)
+def test_a_room_knows_only_the_rooms_before_it(path: Path) -> None:
+    """No cycles between rooms. `fedppd_ray` itself offers the version, and other names only when they are asked for."""
+    own = ROOMS.index(path.relative_to(PACKAGE).parts[0])
+    known = {name for name in imports_of(path) if name.startswith("fedppd_ray.") and room_of(name) in ROOMS}
+    assert [name for name in sorted(known) if ROOMS.index(room_of(name)) > own] == []
+
+
+def literals(path: Path) -> set[str]:
+    """The texts in a module's code, docstrings left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
+    }
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if "methods" not in p.relative_to(PACKAGE).parts], ids=relative)
+def test_nothing_outside_the_room_of_methods_names_a_method(path: Path) -> None:
+    """`fedppd` is the product's name too, and the method of a file that names none."""
+    named = re.compile(r"\b(fedavg|fedbe|fedswag|fedpa|fedppd_distill)\b")
+    homes = {"methods.fedavg"} if path == PACKAGE / "__init__.py" else set()  # of names that the package offers
+    assert [text for text in literals(path) - homes if named.search(text)] == []
+    assert not re.search(r"\.method (==|!=|in) ", path.read_text(encoding="utf-8"))
+
+
+RUN_FILES = ("config.yaml", "metrics.jsonl", "clients.json", "state.safetensors", "manifest.json", "model.json")
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.name != "layout.py"], ids=relative)
+def test_only_the_layout_knows_the_names_of_a_runs_files(path: Path) -> None:
+    names = (*RUN_FILES, "student.safetensors", "figures.json", "results.json")
+    assert [text for text in literals(path) if any(name in text for name in names)] == []
+
+
+@pytest.mark.parametrize("path", [*FILES, *SERVE], ids=relative)
+def test_only_data_and_the_services_inputs_speak_of_pixels(path: Path) -> None:
+    # Of the service: what decodes a request, and the limit that users set on it.
+    decoding = (
+        "inputs",
+        "answers",
+        "decoders",
+        "decoder_process",
+        "npy",
+        "structure",
+        "tensors",
+        "settings",
+        "schemas",
+    )
+    if path.is_relative_to(PACKAGE / "data") or path in [ROOT / "serve" / f"{name}.py" for name in decoding]:
+        pytest.skip("this is where pixels are")
+    assert "pixel" not in path.read_text(encoding="utf-8").lower()
 
 
 @pytest.mark.parametrize("path", WITHOUT_RAY, ids=relative)

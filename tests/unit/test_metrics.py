@@ -8,15 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedppd_ray.evaluation.metrics import (
-    auroc,
-    entropy,
-    misclassification_auroc,
-    ood_auroc,
-    reliability,
-    score,
-)
-from fedppd_ray.torchvision_import import import_torchvision
+from fedppd_ray.evaluation.metrics import auroc, metrics_of, misclassification_auroc, ood_auroc, reliability
+from fedppd_ray.inference.scores import entropy
+from fedppd_ray.models.torchvision_import import import_torchvision
 
 import_torchvision()  # torchmetrics imports it where it is installed
 from torchmetrics.functional.classification import (  # noqa: E402
@@ -46,7 +40,7 @@ def predictions(rows: int = 3000, classes: int = 7, seed: int = 0, scale: float 
 def test_a_small_example_by_hand() -> None:
     log_p = logs([[0.9, 0.1], [0.9, 0.1], [0.3, 0.7], [0.45, 0.55]])
     labels = np.array([0, 1, 1, 0])
-    result = score(log_p, labels)
+    result = metrics_of(log_p, labels)
     assert result.accuracy == pytest.approx(50.0)
     assert result.nll == pytest.approx(-(math.log(0.9) + math.log(0.1) + math.log(0.7) + math.log(0.45)) / 4)
     # Bins of 1/15: 0.9 twice (half right), 0.7 (right), 0.55 (wrong).
@@ -56,12 +50,12 @@ def test_a_small_example_by_hand() -> None:
 
 
 def test_certainty_that_is_right_is_perfect() -> None:
-    result = score(logs([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 1]))
+    result = metrics_of(logs([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 1]))
     assert result.as_dict() == {"accuracy": 100.0, "nll": 0.0, "ece": 0.0, "mce": 0.0, "brier": 0.0}
 
 
 def test_certainty_that_is_wrong_is_as_bad_as_can_be() -> None:
-    result = score(logs([[1.0, 1e-300]]), np.array([1]))
+    result = metrics_of(logs([[1.0, 1e-300]]), np.array([1]))
     assert (result.accuracy, result.ece, result.mce) == (0.0, 100.0, 100.0)
     assert result.brier == pytest.approx(2.0)
     assert result.nll == pytest.approx(300 * math.log(10))
@@ -89,7 +83,7 @@ def test_empty_bins_are_nan_and_full_ones_add_up() -> None:
     assert bins.count.sum() == 500
     assert np.isnan(bins.accuracy[bins.count == 0]).all()
     weighted = (bins.accuracy * bins.count)[bins.count > 0].sum() / 500
-    assert 100 * weighted == pytest.approx(score(log_p, labels).accuracy)
+    assert 100 * weighted == pytest.approx(metrics_of(log_p, labels).accuracy)
 
 
 # ---- against other definitions
@@ -101,12 +95,12 @@ def test_calibration_errors_are_torchmetrics_away_from_bin_edges(scale: float) -
     p, target = torch.from_numpy(np.exp(log_p)), torch.from_numpy(labels)
     for norm, name in (("l1", "ece"), ("max", "mce")):
         expected = multiclass_calibration_error(p, target, num_classes=7, n_bins=15, norm=norm)
-        assert getattr(score(log_p, labels), name) == pytest.approx(100 * float(expected), abs=1e-3)
+        assert getattr(metrics_of(log_p, labels), name) == pytest.approx(100 * float(expected), abs=1e-3)
 
 
 def test_accuracy_brier_and_nll_are_the_usual_ones() -> None:
     log_p, labels = predictions()
-    result = score(log_p, labels)
+    result = metrics_of(log_p, labels)
     target = torch.from_numpy(labels)
     accuracy = multiclass_accuracy(torch.from_numpy(log_p), target, num_classes=7, average="micro")
     assert result.accuracy == pytest.approx(100 * float(accuracy), abs=1e-4)

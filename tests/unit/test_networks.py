@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedppd_ray.config.nouns import NETWORKS
 from fedppd_ray.models.flat import FlatModel
 from fedppd_ray.models.networks import (
-    NETWORKS,
     Dropout,
     FemnistStudent,
     LeNet,
@@ -21,7 +21,7 @@ from fedppd_ray.models.networks import (
 from fedppd_ray.seeding import generator_for
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
-PAPER = [name for name in NETWORKS if not name.startswith("resnet")]
+PAPER = [name for name in NETWORKS if NETWORKS[name].input_shape is not None]
 
 
 def built(name: str, classes: int = 10) -> nn.Module:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedppd_ray.config_data import DataConfig
+from fedppd_ray.config.data import DataConfig
 from fedppd_ray.data.partition import Partition, partition
 from fedppd_ray.errors import ConfigError
 

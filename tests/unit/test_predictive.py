@@ -9,14 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedppd_ray.config import Config
-from fedppd_ray.core.client import ClientWorker
-from fedppd_ray.core.types import GlobalState
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import load
 from fedppd_ray.data.glyphs import draw_glyphs
 from fedppd_ray.data.partition import partition
-from fedppd_ray.evaluation.predictive import BATCH, HeldOut, network_predictor, part_bounds
+from fedppd_ray.federation.types import GlobalState
+from fedppd_ray.inference.held_out import HeldOut, part_bounds
+from fedppd_ray.inference.predictor import BATCH, network_predictor
 from fedppd_ray.methods import build_method
+from fedppd_ray.workers.client import ClientWorker
 
 Tiny = Callable[..., Config]
 

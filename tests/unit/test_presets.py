@@ -1,19 +1,25 @@
 """Every configuration that the project ships can be loaded, and says what the paper's table says."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedppd_ray.comparison import require_same_data
-from fedppd_ray.config import Config
-from fedppd_ray.config_file import load_config
+from fedppd_ray.config.file import load_config, load_for_method
+from fedppd_ray.methods import compare_rows
+from fedppd_ray.studies.comparison import require_same_data
 
 FOLDER = Path(__file__).parents[2] / "configs"
 FILES = sorted(FOLDER.glob("*.yaml"))
 
 
-def preset(name: str) -> Config:
+def preset(name: str) -> Any:
     return load_config(FOLDER / f"{name}.yaml")
+
+
+def row(name: str, label: str) -> Any:
+    """A preset as this row of a comparison takes it."""
+    return load_for_method(FOLDER / f"{name}.yaml", (), compare_rows()[label].changes)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -33,7 +39,7 @@ def test_a_preset_loads_under_the_name_of_its_file(path: Path) -> None:
 def test_rates_and_server_settings_are_the_authors(
     name: str, rounds: int, teacher: tuple[float, int, float], student: float, server: tuple[float, ...]
 ) -> None:
-    for config in (preset(name), preset(f"{name}_iid")):
+    for config in (row(name, "fedppd_distill"), row(f"{name}_iid", "fedppd_distill")):
         distill = config.server.distill
         assert (config.federation.clients, config.federation.rounds) == (10, rounds)
         assert (config.client.epochs, config.client.batch_size) == (10, 40)
@@ -55,12 +61,12 @@ def test_rates_and_server_settings_are_the_authors(
 def test_clients_hold_as_much_as_the_authors(name: str, rows: int, major: int, extra: int) -> None:
     part = preset(name).data.partition
     assert (part.kind, part.rows_per_client, part.major, part.extra_per_class) == ("major_classes", rows, major, extra)
-    assert preset(name).data.server_pool == 10_000
+    assert row(name, "fedppd_distill").data.server_pool == row(name, "fedavg").data.reserved == 10_000
 
 
 @pytest.mark.parametrize("name", ["mnist", "femnist", "cifar10", "cifar100"])
 def test_the_iid_variants_are_4000_random_rows_a_client(name: str) -> None:
-    iid = preset(f"{name}_iid").data
+    iid = row(f"{name}_iid", "fedbe").data
     assert (iid.partition.kind, iid.partition.rows_per_client, iid.server_pool) == ("iid", 4000, 10_000)
 
 
@@ -76,7 +82,8 @@ def test_the_out_of_distribution_set_is_the_papers(name: str, ood: str) -> None:
 
 @pytest.mark.parametrize("name", ["mnist", "femnist", "cifar10", "cifar10_small", "cifar100"])
 def test_our_settings_can_stand_beside_the_authors_on_the_same_rows(name: str) -> None:
-    theirs, ours = preset(name), preset(f"{name}_recommended")
+    label = "fedppd_distill" if preset(f"{name}_recommended").server.aggregate == "distill" else "fedppd"
+    theirs, ours = row(name, label), row(f"{name}_recommended", label)
     require_same_data(name, theirs, ours)
     assert (ours.federation, ours.evaluation) == (theirs.federation, theirs.evaluation)
     assert ours.student.rate >= theirs.student.rate
@@ -84,11 +91,19 @@ def test_our_settings_can_stand_beside_the_authors_on_the_same_rows(name: str) -
 
 @pytest.mark.parametrize("name", ["femnist", "cifar10", "cifar10_small", "cifar100"])
 def test_our_servers_distil_by_the_plain_loss(name: str) -> None:
-    distill = preset(f"{name}_recommended").server.distill
+    distill = row(f"{name}_recommended", "fedppd_distill").server.distill
     assert (distill.sharpen, distill.divide_by_classes) == (1.0, False)
 
 
 def test_our_settings_for_mnist_are_the_ones_that_were_measured() -> None:
-    theirs, ours = preset("mnist"), preset("mnist_recommended")
+    theirs, ours = row("mnist", "fedppd_distill"), preset("mnist_recommended")
     assert (ours.server.aggregate, ours.server.distill) == ("distill", theirs.server.distill)
     assert (ours.client, ours.teacher, ours.student) == (theirs.client, theirs.teacher, theirs.student)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_baselines_rate_is_half_of_the_teachers_with_its_schedule(path: Path) -> None:
+    """The drift of the chain without its noise."""
+    baseline, teacher = row(path.stem, "fedavg").baseline, preset(path.stem).teacher
+    assert baseline.rate == pytest.approx(teacher.rate / 2)
+    assert (baseline.rate_step, baseline.rate_gamma) == (teacher.rate_step, teacher.rate_gamma)

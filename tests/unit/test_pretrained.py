@@ -10,19 +10,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedppd_ray.config import Config, DistillConfig
-from fedppd_ray.core.aggregate import StreamingAverage
-from fedppd_ray.core.ensemble import distil_ensemble, gaussian_samples, pseudo_labels
-from fedppd_ray.data.batches import Shard
+from fedppd_ray.bayes.ensemble import Distillation, distil_ensemble, gaussian_samples, pseudo_labels
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.catalog import CATALOG
+from fedppd_ray.data.rows import ImageShard
 from fedppd_ray.errors import ConfigError, DataError
+from fedppd_ray.federation.aggregate import StreamingAverage
 from fedppd_ray.methods.fedppd import FedPPD
+from fedppd_ray.methods.settings import DistillConfig
 from fedppd_ray.models.flat import FlatModel, Vector
 from fedppd_ray.models.networks import build_network, first_weights, initialise
 from fedppd_ray.seeding import generator_for
 
 COLOUR = (3, 32, 32)
 FILE = "resnet18-f37072fd.pth"  # torchvision's name of it
+
+
+def at_rate(settings: DistillConfig, rate: float) -> Distillation:
+    return settings.model_copy(update={"teacher_rate": rate}).plan("teacher")
 
 
 @pytest.fixture
@@ -114,7 +119,9 @@ def test_fedppd_starts_from_published_weights_where_the_role_asks_for_them(
         student={"network": "resnet18"},
     )
     method = FedPPD(config)
-    models = {role: method.networks[role].layout.unpack(vector) for role, vector in method.initial_models().items()}
+    models = {
+        role: method.networks_by_role[role].layout.unpack(vector) for role, vector in method.initial_models().items()
+    }
     assert np.array_equal(models["teacher"]["conv1.weight"], state["conv1.weight"].numpy())
     assert not np.array_equal(models["student"]["conv1.weight"], state["conv1.weight"].numpy())
 
@@ -171,10 +178,10 @@ def test_samples_of_the_gaussian_take_the_clients_mean_statistics(clients: list[
 def test_distillation_leaves_the_statistics_of_the_averaged_network_on_the_pool(clients: list[Vector]) -> None:
     """Cumulative means over batches of the pool: with one batch, exactly that batch's."""
     images = np.random.default_rng(0).integers(0, 256, (8, *COLOUR)).astype(np.uint8)
-    pool, model = Shard(images, None, CATALOG["cifar10"]), fresh(pretrained=False)
+    pool, model = ImageShard(images, None, CATALOG["cifar10"]), fresh(pretrained=False)
     settings = DistillConfig(epochs=1, batch_size=8)
     targets = pseudo_labels(model, clients[:1], pool, 1.0)
-    result = distil_ensemble(model, clients[0], targets, pool, 0.01, settings, generator_for(0, "distil"))
+    result = distil_ensemble(model, clients[0], targets, pool, at_rate(settings, 0.01), generator_for(0, "distil"))
     model.load(result)
     inputs = pool.inputs(torch.arange(8))
     with torch.no_grad():

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedppd_ray.config import Config
-from fedppd_ray.core.failure_policy import Action
-from fedppd_ray.core.types import ClientInfo, Failure
-from fedppd_ray.progress import LiveDisplay, PlainDisplay, open_display
+from fedppd_ray.cli.display import LiveDisplay, PlainDisplay, open_display
+from fedppd_ray.config.schema import Config
+from fedppd_ray.federation.failure_policy import Action
+from fedppd_ray.federation.types import ClientInfo, Failure
 
 CLIENTS = [ClientInfo("client-00", 30, (30,)), ClientInfo("client-01", 24, (24,))]
 
@@ -70,9 +70,10 @@ def test_outside_a_terminal_the_display_is_plain() -> None:
 
 
 def test_the_live_display_goes_through_a_run(tiny: Callable[..., Config], lines: Callable[[], list[str]]) -> None:
-    from fedppd_ray.core.types import Receipt
+    from fedppd_ray.federation.types import Receipt
 
-    with LiveDisplay() as live:
+    live = LiveDisplay()
+    try:
         live.run_started(tiny(), 2, [ClientInfo("client-00", 30, (30,))])
         live.round_started(2, ["client-00"])
         live.client_done(Receipt("client-00", 2, 30))
@@ -81,4 +82,8 @@ def test_the_live_display_goes_through_a_run(tiny: Callable[..., Config], lines:
         assert (rounds.completed, rounds.total) == (2, 3)
         assert (clients.completed, clients.total) == (1, 1)
         assert "accuracy 91.23 %" in rounds.fields["note"]
+        assert live._progress.live.is_started
+    finally:
+        live.run_failed(KeyboardInterrupt())
+    assert not live._progress.live.is_started
     assert lines()[-1].startswith("round 2/3")

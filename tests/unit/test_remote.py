@@ -14,15 +14,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from fedppd_ray.checkpoint import export, remote
-from fedppd_ray.checkpoint.export import export_student, read_card, read_student
-from fedppd_ray.checkpoint.remote import Mirror, absolute, is_url, open_to_read, open_to_train, read_file
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config
-from fedppd_ray.core.types import GlobalState
+from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import CheckpointError, ConfigError
+from fedppd_ray.federation.types import GlobalState
 from fedppd_ray.methods import build_method
 from fedppd_ray.models.flat import FlatModel
+from fedppd_ray.runs import export, remote
+from fedppd_ray.runs.export import export_student, read_card, read_student
+from fedppd_ray.runs.remote import Mirror, absolute, is_url, open_to_read, open_to_train, read_file
+from fedppd_ray.runs.store import RunStore
 
 ROUNDS = 3
 

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config
+from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import CheckpointError
-from fedppd_ray.evaluation.metrics import entropy, score
-from fedppd_ray.evaluation.report import figure_rows, load_clients, write_report
-from fedppd_ray.evaluation.run import Evaluation, evaluate_run
+from fedppd_ray.evaluation.metrics import metrics_of
+from fedppd_ray.evaluation.run import Evaluation
+from fedppd_ray.inference.scores import entropy
+from fedppd_ray.inference.temperature import scaled
+from fedppd_ray.reports.run import figure_rows, write_report
+from fedppd_ray.runs.run import evaluate_run
+from fedppd_ray.runs.store import RunStore
 
 PLOTS = ["convergence", "entropy", "reliability", "who_holds_what"]
 
@@ -36,7 +39,7 @@ def test_evaluate_repeats_the_figures_of_the_exported_round(finished_run: Path, 
     last = RunStore(finished_run).history()[-1]
     for name in ("round", "accuracy", "nll", "ece", "mce", "brier"):
         assert evaluation.figures[name] == last[name]
-    assert score(evaluation.log_probabilities, evaluation.labels).accuracy == last["accuracy"]
+    assert metrics_of(evaluation.log_probabilities, evaluation.labels).accuracy == last["accuracy"]
 
 
 def test_evaluate_says_all_there_is_to_say(evaluation: Evaluation) -> None:
@@ -51,11 +54,12 @@ def test_evaluate_says_all_there_is_to_say(evaluation: Evaluation) -> None:
 
 def test_the_abstention_figures_are_those_of_the_threshold(evaluation: Evaluation) -> None:
     figures = evaluation.figures["abstention"]
-    answered = entropy(evaluation.log_probabilities) <= figures["threshold"]
+    temperature = evaluation.figures["temperature"]
+    answered = entropy(scaled(evaluation.log_probabilities, temperature)) <= figures["threshold"]
     right = evaluation.log_probabilities.argmax(1) == evaluation.labels
     assert figures["coverage"] == pytest.approx(100 * answered.mean())
     assert figures["accuracy_answered"] == pytest.approx(100 * right[answered].mean())
-    strangers = entropy(evaluation.ood_log_probabilities)
+    strangers = entropy(scaled(evaluation.ood_log_probabilities, temperature))
     assert figures["ood_abstained"] == pytest.approx(100 * (strangers > figures["threshold"]).mean())
 
 
@@ -114,13 +118,13 @@ def test_a_report_is_made_without_ood_calibration_or_full_evaluation(
 
 
 def test_counts_of_clients_come_back_and_damage_is_named(reported: Path, tmp_path: Path) -> None:
-    infos = load_clients(reported)
+    infos = RunStore(reported).clients()
     assert [info.client for info in infos] == ["client-00", "client-01", "client-02"]
     assert all(sum(info.class_counts) == info.rows == 24 for info in infos)
     for content in ("", "{}", "[]"):
         (tmp_path / "clients.json").write_text(content)
         with pytest.raises(CheckpointError, match=r"clients\.json: cannot be read .*resume the run"):
-            load_clients(tmp_path)
+            RunStore(tmp_path).clients()
 
 
 def test_no_figure_is_nan(evaluation: Evaluation) -> None:

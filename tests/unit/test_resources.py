@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedppd_ray.config import ClientOverrides, ResourcesConfig, client_ids
+from fedppd_ray.config.schema import ClientOverrides, ResourcesConfig, client_ids
 from fedppd_ray.errors import ResourceError
 from fedppd_ray.runtime.resources import (
     DeviceChoice,

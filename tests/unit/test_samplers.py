@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedppd_ray.config import Config, TeacherConfig
-from fedppd_ray.config_file import parse_config
-from fedppd_ray.core.samplers import PSGLD, SGHMC, SGLD, Sampler, Schedule, Target, build_sampler, cosine_rate
-from fedppd_ray.core.sgld import sgld_step, step_rate
-from fedppd_ray.core.types import GlobalState
-from fedppd_ray.data.batches import Shard
+from fedppd_ray.bayes.samplers import PSGLD, SGHMC, SGLD, Sampler, Schedule, Target, cosine_rate
+from fedppd_ray.bayes.sgld import sgld_step, step_rate
+from fedppd_ray.config.file import parse_config
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import load
+from fedppd_ray.data.rows import ImageShard, Shard
 from fedppd_ray.errors import ConfigError
+from fedppd_ray.federation.types import GlobalState
 from fedppd_ray.methods import build_method
 from fedppd_ray.methods.base import LocalResult
+from fedppd_ray.methods.teacher import TeacherConfig, build_sampler
 from fedppd_ray.seeding import generator_for
 
 Tiny = Callable[..., Config]
@@ -269,7 +270,7 @@ def test_the_knobs_reach_their_samplers() -> None:
 @pytest.fixture(scope="module")
 def shard(tiny: Tiny) -> Shard:
     train = load("mnist5k").train
-    return Shard(train.images[::133][:ROWS], train.labels[::133][:ROWS], tiny().dataset)
+    return ImageShard(train.images[::133][:ROWS], train.labels[::133][:ROWS], tiny().dataset)
 
 
 def update(config: Config, shard: Shard) -> LocalResult:
@@ -311,7 +312,7 @@ def test_the_teacher_learns_its_labels(tiny: Tiny, shard: Shard, name: str) -> N
 def test_exploration_teaches_the_student_nothing(
     tiny: Tiny, shard: Shard, name: str, every: str, sampling: int
 ) -> None:
-    # At a tiny rate only weight decay moves the student: a factor 0.95 a step, three steps an epoch that samples.
+    # At a tiny rate only weight decay moves the student: a factor 0.95 a step, three steps per epoch that samples.
     config = tiny(
         client={"epochs": 4, "batch_size": 10},
         teacher={"sampler": name, "sampling_epochs": sampling},
@@ -373,4 +374,4 @@ def test_a_combination_without_sense_is_refused_with_its_key_and_the_remedy(
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_dumped_configuration_is_accepted_again(name: str) -> None:
     config = parse_config({"teacher": {"sampler": name}})
-    assert parse_config(config.model_dump(mode="json")) == config
+    assert parse_config(config.values()) == config

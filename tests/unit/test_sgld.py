@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedppd_ray.core.sgld import log_prior, sgld_step, step_rate
+from fedppd_ray.bayes.sgld import log_prior, sgld_step, step_rate
 from fedppd_ray.seeding import generator_for
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fedppd_ray import torchvision_import
+from fedppd_ray.models import torchvision_import
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
-from fedppd_ray.torchvision_import import _declared, import_torchvision
+from fedppd_ray.models.torchvision_import import _declared, import_torchvision
 module = import_torchvision()
 print(module.__file__, module.datasets.CIFAR10.__name__, len(_declared), import_torchvision() is module)
 import torchmetrics.functional.classification

@@ -9,23 +9,27 @@ import numpy as np
 import pytest
 import yaml
 
-import fedppd_ray.checkpoint.export as export_module
-import fedppd_ray.checkpoint.store as store_module
-import fedppd_ray.training as training_module
-from fedppd_ray.checkpoint.export import read_student
-from fedppd_ray.checkpoint.store import RunStore
-from fedppd_ray.config import Config, client_ids
-from fedppd_ray.core.executor import Arrival, Lost, SerialExecutor
-from fedppd_ray.core.federated_round import select_clients
-from fedppd_ray.core.server import ServerWorker
-from fedppd_ray.core.types import GlobalState
+import fedppd_ray.runs.export as export_module
+import fedppd_ray.runs.store as store_module
+import fedppd_ray.runs.training as training_module
+from fedppd_ray.config.schema import Config, client_ids
 from fedppd_ray.errors import FedPPDError, QuorumError, ServerLostError
-from fedppd_ray.evaluation.metrics import entropy
-from fedppd_ray.evaluation.predictive import HeldOut, network_predictor
-from fedppd_ray.evaluation.report import load_clients
-from fedppd_ray.evaluation.run import evaluate_run
+from fedppd_ray.federation.executor import Arrival, Lost
+from fedppd_ray.federation.round import select_clients
+from fedppd_ray.federation.types import GlobalState
+from fedppd_ray.inference.held_out import HeldOut
+from fedppd_ray.inference.predictor import network_predictor
+from fedppd_ray.inference.scores import entropy
+from fedppd_ray.inference.temperature import scaled
+from fedppd_ray.methods.base import ServerResult
 from fedppd_ray.methods.fedppd import FedPPDAggregation
-from fedppd_ray.training import Training
+from fedppd_ray.runs.export import read_student
+from fedppd_ray.runs.run import evaluate_run
+from fedppd_ray.runs.store import RunStore
+from fedppd_ray.runs.training import Training
+from fedppd_ray.workers.client import ClientWorker
+from fedppd_ray.workers.serial import SerialClients, SerialExecutor, SerialServer
+from fedppd_ray.workers.server import ServerWorker
 
 Tiny = Callable[..., Config]
 Run = Callable[..., Any]
@@ -74,8 +78,8 @@ def test_a_run_leaves_what_other_work_relies_on(uninterrupted: Path, tiny: Tiny)
         "student/student.safetensors",
         "student/model.json",
     }
-    assert yaml.safe_load((uninterrupted / "config.yaml").read_text()) == tiny().model_dump(mode="json")
-    assert [info.rows for info in load_clients(uninterrupted)] == [24, 24, 24]
+    assert yaml.safe_load((uninterrupted / "config.yaml").read_text()) == tiny().values()
+    assert [info.rows for info in RunStore(uninterrupted).clients()] == [24, 24, 24]
 
 
 def test_metrics_have_a_line_a_round_with_the_agreed_fields(uninterrupted: Path) -> None:
@@ -83,7 +87,7 @@ def test_metrics_have_a_line_a_round_with_the_agreed_fields(uninterrupted: Path)
     agreed = {"round", "accuracy", "nll", "ece", "mce", "brier", "seconds", "clients", "failed"}
     assert [record["round"] for record in records] == [1, 2, 3]
     for record in records:
-        assert set(record) == agreed | {"failures", "rows", "megabytes"}
+        assert set(record) == agreed | {"failures", "rows", "megabytes", "calibration_nll", "teacher_accuracy"}
         assert (record["clients"], record["failed"], record["failures"], record["rows"]) == (3, 0, [], 72)
         assert 0 <= record["accuracy"] <= 100
         assert 0 <= record["brier"] <= 2
@@ -111,7 +115,8 @@ def test_figures_and_threshold_of_an_exported_network_are_its_own(tiny: Tiny, tr
     assert exported["metrics"]["nll"] == pytest.approx(seen["nll"], abs=1e-9)
     assert exported["metrics"]["nll"] != pytest.approx(lines(tmp_path / "run")[-1]["nll"], abs=1e-9)
     held_out, (_, network) = HeldOut(config), read_student(tmp_path / "run")
-    entropies = entropy(held_out.log_probabilities(network_predictor(network), "calibration"))
+    seen = held_out.log_probabilities(network_predictor(network), "calibration")
+    entropies = entropy(scaled(seen, exported["temperature"]))
     assert (entropies <= exported["abstention"]["threshold"]).mean() == pytest.approx(0.95, abs=1 / 40)
 
 
@@ -230,24 +235,45 @@ class FaultyExecutor(SerialExecutor):
     def __init__(
         self, config: Config, bad: dict[int, set[str]] | None = None, lost: dict[int, int] | None = None
     ) -> None:
-        super().__init__(config, client_ids(config.federation.clients))
-        self._config = config
-        self._bad, self._losses, self._round = bad or {}, dict(lost or {}), 0
+        clients = client_ids(config.federation.clients)
+        super().__init__(config, clients)
+        self.server = FaultyServer(config, dict(lost or {}))
+        self.clients = FaultyClients(ClientWorker(config, clients), bad or {})
+        self.evaluation = self.server
 
-    def begin(self, round_id: int) -> None:
+
+class FaultyServer(SerialServer):
+    def __init__(self, config: Config, losses: dict[int, int]) -> None:
+        super().__init__(ServerWorker(config))
+        self._config, self._losses, self._round = config, losses, 0
+
+    def begin(self, round_id: int) -> GlobalState:
         self._round = round_id
-        super().begin(round_id)
-
-    def next_event(self) -> Arrival | Lost:
-        event = super().next_event()
-        return Lost(event.client, "pulled the plug") if event.client in self._bad.get(self._round, ()) else event
+        return super().begin(round_id)
 
     def finish(self) -> None:
         if self._losses.get(self._round, 0) > 0:
             self._losses[self._round] -= 1
-            self._server = ServerWorker(self._config)  # as a new process: without a state
+            self._worker = ServerWorker(self._config)  # as a new process: without a state
             raise ServerLostError("the server's process died")
         super().finish()
+
+    def predict(self, split: str) -> Any:
+        return self._worker.predict(split)
+
+
+class FaultyClients(SerialClients):
+    def __init__(self, worker: ClientWorker, bad: dict[int, set[str]]) -> None:
+        super().__init__(worker)
+        self._bad, self._round = bad, 0
+
+    def open(self, round_id: int, published: object) -> None:
+        self._round = round_id
+        super().open(round_id, published)
+
+    def next_event(self) -> Arrival | Lost:
+        event = super().next_event()
+        return Lost(event.client, "pulled the plug") if event.client in self._bad.get(self._round, ()) else event
 
 
 def run_with(executor: FaultyExecutor, config: Config, folder: Path, watcher: Any) -> None:
@@ -299,16 +325,16 @@ def test_a_diverged_server_update_stops_the_run_and_never_becomes_the_state(
     real = FedPPDAggregation.finish
 
     def diverging(aggregation: FedPPDAggregation, pool: Any) -> Any:
-        models = dict(real(aggregation, pool))
-        models["teacher"][5] = np.nan
-        return models
+        result = real(aggregation, pool)
+        result.models["teacher"][5] = np.nan
+        return result
 
     monkeypatch.setattr(FedPPDAggregation, "finish", diverging)
     executor = FaultyExecutor(tiny())
     with pytest.raises(FedPPDError, match=r"round 1: the server's update of the teacher diverged"):
         run_with(executor, tiny(), tmp_path / "run", watcher)
-    assert executor.state().round == 0
-    assert all(np.isfinite(vector).all() for vector in executor.state().models.values())
+    assert executor.server.state().round == 0
+    assert all(np.isfinite(vector).all() for vector in executor.server.state().models.values())
 
 
 def test_predictions_that_are_not_finite_stop_the_run_before_it_is_saved(
@@ -317,8 +343,8 @@ def test_predictions_that_are_not_finite_stop_the_run_before_it_is_saved(
     real = FedPPDAggregation.finish
 
     def overflowing(aggregation: FedPPDAggregation, pool: Any) -> Any:
-        models = real(aggregation, pool)
-        return {role: np.full_like(vector, 3e38) for role, vector in models.items()}
+        models = real(aggregation, pool).models
+        return ServerResult({role: np.full_like(vector, 3e38) for role, vector in models.items()})
 
     monkeypatch.setattr(FedPPDAggregation, "finish", overflowing)
     with pytest.raises(FedPPDError, match=r"round 1: the student's predictions .* not finite.*lower student\.rate"):

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedppd_ray.data.parts import PartName, Split
 from fedppd_ray.errors import DataError
-from fedppd_ray.torchvision_import import import_torchvision
+from fedppd_ray.models.torchvision_import import import_torchvision
 
 
 def remedy(root: Path, part: PartName) -> str:

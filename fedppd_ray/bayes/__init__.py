@@ -1,0 +1,1 @@
+"""Numerics of sampling, distillation and ensembles on vectors: no configuration, no files."""

@@ -1,0 +1,310 @@
+"""The `fedppd` command: parse, call one function each.
+
+Heavy imports (torch, Ray, matplotlib) happen inside the commands, so that `--help` answers at once.
+"""
+
+import json
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedppd_ray import __version__
+from fedppd_ray.cli import facts
+from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
+from fedppd_ray.cli.options import (
+    DEFAULT_GUESTS,
+    AddressOption,
+    CertificateKeyOption,
+    CertificateOption,
+    ClientAuthorityOption,
+    GuestsOption,
+    JsonOption,
+    ListenOption,
+    RootOption,
+    RunArgument,
+    SerialOption,
+    SettingsOption,
+)
+from fedppd_ray.cli.sites import keys_app, site_app, sites_app
+from fedppd_ray.cli.studies import active, compare
+from fedppd_ray.errors import FedPPDError
+
+app = typer.Typer(
+    name="fedppd",
+    help="Federated learning that knows what it does not know: FedPPD on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+data_app = typer.Typer(help="Fetch, parse and look at data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+data_app.command("sums")(facts.sums)
+data_app.command("facts")(facts.facts)
+app.add_typer(sites_app, name="sites")
+app.add_typer(site_app, name="site")
+app.add_typer(keys_app, name="keys")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"fedppd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Log lines as text, or as one JSON object each.")
+    ] = LogFormat.TEXT,
+    _show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    configure_logging(verbose, log_format)
+
+
+@app.command()
+def train(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of one that comes along: quickstart.")
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option("--out", help="The run folder, or s3://bucket/prefix. Default: runs/<name of the config>."),
+    ] = None,
+    settings: SettingsOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last saved round.")] = False,
+    resume_if_exists: Annotated[
+        bool, typer.Option("--resume-if-exists", help="Continue the run if there is one, else start it (for retries).")
+    ] = False,
+    address: AddressOption = None,
+    serial: SerialOption = False,
+    listen: ListenOption = None,
+    certificate: CertificateOption = None,
+    certificate_key: CertificateKeyOption = None,
+    client_authority: ClientAuthorityOption = None,
+    guests: GuestsOption = DEFAULT_GUESTS,
+) -> None:
+    """Train a student from federated clients. Ctrl-C stops; --resume continues."""
+    from fedppd_ray.api import train as train_run
+    from fedppd_ray.cli.display import open_display
+    from fedppd_ray.config.file import load_config
+    from fedppd_ray.reports.run import report_run
+    from fedppd_ray.sites.coordinator import parse_listen
+
+    resolved = load_config(config, settings or [])
+    folder = out or f"runs/{resolved.name}"
+    door = parse_listen(listen, certificate, certificate_key, guests, client_authority) if listen else None
+    try:
+        train_run(
+            resolved,
+            folder,
+            observer=open_display(),
+            resume=resume,
+            resume_if_exists=resume_if_exists,
+            address=address,
+            serial=serial,
+            listen=door,
+        )
+        report = report_run(folder)
+    except KeyboardInterrupt:
+        again = f"fedppd train {config} --out {folder} --resume"
+        extra = "".join(f" --set {setting}" for setting in settings or [])
+        fail(f"stopped; every finished round is saved. Continue with: {again}{extra}", 130)
+    print(f"run folder: {folder}   report: {report}")
+
+
+app.command()(compare)
+app.command()(active)
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    as_json: JsonOption = False,
+    corruptions: Annotated[
+        bool, typer.Option("--corruptions", help="Also on test rows with noise, blur and the like, severities 1 to 5.")
+    ] = False,
+) -> None:
+    """Accuracy, calibration, OOD detection and abstention of a run's exported student."""
+    from fedppd_ray.reports.run import figure_rows
+    from fedppd_ray.runs.run import Run
+
+    figures = Run(run).evaluate(corruptions=corruptions)
+    if as_json:
+        print(json.dumps(figures, indent=2))
+    else:
+        print_table(f"{figures['name']}: the student on held-out data", ("", ""), figure_rows(figures))
+
+
+@app.command()
+def predict(
+    run: RunArgument,
+    images: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="PNG or JPEG files; CSV files for a student of tables.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """What is in these images or rows, how sure the student is, and whether it would rather not say.
+
+    A student of tables answers in CSV: one line per row.
+    """
+    from fedppd_ray.cli.console import answers_as_csv
+    from fedppd_ray.runs.run import Run
+
+    answers = Run(run).predict(images)
+    if as_json:
+        print(json.dumps(answers, indent=2))
+        return
+    if answers and "row" in answers[0]:
+        print(answers_as_csv(answers), end="")
+        return
+    rows = [
+        (
+            answer["image"],
+            "– (abstains)" if answer["abstain"] else answer["class_name"],
+            f"{answer['class_name']} {100 * max(answer['probabilities']):.1f} %",
+            f"{answer['entropy']:.3f} nats ({100 * answer['normalized_entropy']:.0f} % of the maximum)",
+        )
+        for answer in answers
+    ]
+    print_table("", ("image", "answer", "best guess", "entropy"), rows)
+
+
+@app.command()
+def serve(
+    run: RunArgument,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, help="Processes that share the requests.")] = 1,
+    watch: Annotated[bool, typer.Option("--watch", help="Swap in a newly exported student while serving.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve although a token, or Ray's own, is missing where one is needed.")
+    ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", help="A bearer token, or lines of NAME TOKEN. Default: $FEDPPD_TOKEN, or none."),
+    ] = None,
+    client_connections: Annotated[
+        int, typer.Option("--client-connections", min=0, help="Connections that one address may have; 0: any number.")
+    ] = 256,
+    client_requests: Annotated[
+        float, typer.Option("--client-requests", min=0, help="Predictions a second for one address; 0: any number.")
+    ] = 0,
+    access_log: Annotated[
+        Path | None, typer.Option("--access-log", help="A file that gets one JSON line for each request.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain (PEM): serve HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None,
+) -> None:
+    """Answer predictions over HTTP, with a page for people, until Ctrl-C."""
+    from serve.launch import Plan, serve_until
+
+    plan = Plan(
+        run,
+        host,
+        port,
+        replicas,
+        watch,
+        insecure,
+        token_file,
+        client_connections=client_connections,
+        client_requests=client_requests,
+        access_log=access_log,
+        certificate=tls_cert,
+        key=tls_key,
+    )
+    serve_until(plan, _stop_event())
+
+
+@app.command()
+def methods() -> None:
+    """The rows that `fedppd compare --methods` takes, those of plugins ($FEDPPD_PLUGINS) too."""
+    from fedppd_ray.config.nouns import METHODS
+
+    rows = [
+        (row.label, name, str(METHODS[name].__doc__ or "").strip().split("\n")[0])
+        for name in METHODS
+        for row in METHODS[name].rows()
+    ]
+    print_table("", ("label", "method", ""), rows)
+
+
+@app.command()
+def report(run: RunArgument) -> None:
+    """Write report.html and plots/*.png of a run."""
+    from fedppd_ray.reports.run import report_run
+
+    print(report_run(run))
+
+
+@data_app.command("prepare")
+def data_prepare(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist5k, mnist, femnist, cifar10, …, or folder.")],
+    root: RootOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write plain arrays into this folder, for `data.name: folder`.", show_default=False),
+    ] = None,
+    test_only: Annotated[
+        bool, typer.Option("--test-only", help="Leave the training rows: `evaluation.ood` needs the test rows alone.")
+    ] = False,
+) -> None:
+    """Download where allowed, parse once, and keep the arrays in the cache, or in a folder of your own."""
+    from fedppd_ray.data.cache import cache_root
+    from fedppd_ray.data.datasets import load
+    from fedppd_ray.data.folder import write_folder
+
+    if test_only and out is not None:
+        fail("--test-only: a data set of your own (--out) needs its training rows too; leave one of the two out", 2)
+    dataset = load(name, root)
+    test = dataset.test
+    if test_only:
+        print(f"{name}: {len(test)} test rows in {cache_root()}")
+        return
+    train = dataset.train
+    if out is not None:
+        write_folder(out, dataset.info, train, test)
+    print(f"{name}: {len(train)} training and {len(test)} test rows in {out or cache_root()}")
+
+
+@data_app.command("sample")
+def data_sample(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, or glyphs.")],
+    image: Annotated[Path, typer.Argument(metavar="FILE", help="The PNG file to write.")],
+    index: Annotated[int, typer.Option("--index", min=0, help="Which held-out row.")] = 0,
+    root: RootOption = None,
+) -> None:
+    """Write one held-out image as PNG, for `fedppd predict`."""
+    from fedppd_ray.data.pictures import write_sample
+
+    print(f"{image}: {write_sample(name, index, image, root)}")
+
+
+def _stop_event() -> threading.Event:
+    """Set by Ctrl-C and SIGTERM: a service stops between two looks, never in the middle of what it is doing."""
+    event = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: event.set())
+    return event
+
+
+def main(run: Callable[[], Any] = app) -> None:
+    """Expected failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped."""
+    try:
+        run()
+    except FedPPDError as error:
+        fail(str(error), error.exit_code)
+    except OSError as error:
+        # A full disk, a folder without permission: the system's word is all there is to say.
+        where = f"{error.filename}: " if error.filename else ""
+        again = "finished rounds are saved: the same command goes on, `train` with --resume"
+        fail(f"{where}{error.strerror or error}; {again}", 1)
+    except KeyboardInterrupt:
+        fail("stopped", 130)

@@ -1,0 +1,1 @@
+"""[1] Configuration: frozen models, unknown keys rejected."""

@@ -1,1 +1,0 @@
-"""The algorithm: samplers, distillation, aggregation, a round. Torch and numpy only."""

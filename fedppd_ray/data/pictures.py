@@ -1,0 +1,55 @@
+"""Single pictures: files as rows of the shape that a network takes, and rows as files."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedppd_ray.config.nouns import DATASETS, FOLDER, Shape
+from fedppd_ray.config.table import SHIFTED
+from fedppd_ray.data.datasets import dataset_info, load, load_ood
+from fedppd_ray.data.pixels import hint_for, to_predict
+from fedppd_ray.data.readers.pixels import decode
+from fedppd_ray.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+
+def picture_rows(paths: Sequence[Path], shape: Shape, span: tuple[float, float]) -> NDArray[Any]:
+    """Files as rows to predict: treated as the service does, and but for size, colour and 16 bits as training does."""
+    wanted = to_predict(shape, span)
+    try:
+        rows = [decode(path, wanted) for path in paths]
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    for path, row in zip(paths, rows, strict=True):
+        if hint := hint_for(row, span):
+            log.warning("%s: %s", path, hint)
+    return np.stack(rows)
+
+
+def write_sample(name: str, index: int, path: Path, root: str | None) -> str:
+    """Write a held-out image of a data set as PNG; returns what it shows."""
+    if name not in (*DATASETS, FOLDER):
+        raise ConfigError(f"{name}: unknown data set; choose one of {', '.join([*DATASETS, FOLDER])}")
+    if name == SHIFTED:
+        raise ConfigError(f"{name}: its rows are of a table and no image; choose another data set")
+    info = DATASETS[name] if name in DATASETS else dataset_info(name, root)
+    if info.adapts:
+        images = load_ood(name, info, root, rows=index + 1)
+        if index >= len(images):
+            raise DataError(f"--index {index}: {name} has {len(images)} rows")
+        pixels, shows = images[index], "out of distribution"
+    else:
+        test = load(name, root, info).test
+        if index >= len(test):
+            raise DataError(f"--index {index}: {name} has {len(test)} held-out rows")
+        pixels, shows = test.images[index], f"class {info.classes[test.labels[index]]}"
+    picture = np.asarray(pixels[0] if info.shape[0] == 1 else pixels.transpose(1, 2, 0))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture).save(path, format="PNG")
+    return shows

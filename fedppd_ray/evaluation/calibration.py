@@ -1,0 +1,70 @@
+"""What calibration rows decide: the temperature, the score, and above which score to say "I don't know"."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedppd_ray.config.schema import AUTO, EvaluationConfig
+from fedppd_ray.evaluation.metrics import auroc
+from fedppd_ray.inference.abstention import abstention_card
+from fedppd_ray.inference.scores import ENTROPY, Labels, Outputs, Score, all_scores, score_named
+from fedppd_ray.inference.temperature import fit_temperature, scaled
+
+
+@dataclass(frozen=True)
+class Calibration:
+    temperature: float = 1.0
+    score: Score = ENTROPY
+    choice: dict[str, Any] = field(default_factory=dict)  # what `auto` chose by: score → its figures
+    abstention: dict[str, Any] | None = None
+    nll: float | None = None  # on the calibration rows, before scaling
+
+    def entry(self) -> dict[str, Any]:
+        """What a model card has of it, besides the abstention."""
+        chosen = {"score_choice": self.choice} if self.choice else {}
+        return {"temperature": self.temperature, "score": self.score.name, **chosen}
+
+
+def at_temperature(outputs: Outputs, temperature: float) -> Outputs:
+    """Log-probabilities as they are served; logits and features stay as the network has them."""
+    return replace(outputs, log_probabilities=scaled(outputs.log_probabilities, temperature))
+
+
+def needs_network(config: EvaluationConfig) -> bool:
+    """Whether log-probabilities alone are too little for the score that is asked for."""
+    return config.score == AUTO or score_named(config.score).needs != "log_probabilities"
+
+
+def calibrate(config: EvaluationConfig, known: Outputs, labels: Labels, outliers: Callable[[], Outputs]) -> Calibration:
+    """`known` are calibration rows (none: temperature 1, no threshold); `outliers` is asked only to choose a score."""
+    if len(labels) == 0:
+        return Calibration(score=ENTROPY if config.score == AUTO else score_named(config.score))
+    temperature = fit_temperature(known.log_probabilities, labels)
+    served = at_temperature(known, temperature)
+    choice: dict[str, Any] = {}
+    if config.score == AUTO:
+        choice = _compared(served, labels, at_temperature(outliers(), temperature))
+        score = score_named(max(choice, key=lambda name: float(choice[name]["mean"])))
+    else:
+        score = score_named(config.score)
+    nll = -float(known.log_probabilities[np.arange(len(labels)), labels].mean())
+    abstention = None
+    if score.fits(served):
+        abstention = abstention_card(served.log_probabilities, labels, config.coverage, score, score.of(served))
+    return Calibration(temperature, score, choice, abstention, nll)
+
+
+def _compared(known: Outputs, labels: Labels, outliers: Outputs) -> dict[str, dict[str, float]]:
+    """Score → how well it finds wrong answers and outliers; the first of equals wins, which is the entropy."""
+    wrong = known.log_probabilities.argmax(axis=1) != labels
+    result = {}
+    for score in all_scores():
+        if score.fits(known):
+            inside, outside = score.of(known), score.of(outliers)
+            found = {"outlier_auroc": auroc(outside, inside)}
+            if wrong.any() and not wrong.all():
+                found["misclassification_auroc"] = auroc(inside[wrong], inside[~wrong])
+            result[score.name] = {**found, "mean": float(np.mean(list(found.values())))}
+    return result

@@ -1,0 +1,1 @@
+"""Many runs: methods side by side, active learning, the paper's figures."""
