@@ -59,7 +59,8 @@ def test_the_hospitals_on_ray_equal_serial_ones(ray_executor, tmp_path):
     assert_same_bits(run(config, tmp_path / "ray", ray_executor(config), Recorder()), serial)
 
 
-def test_sums_of_tables_are_made_where_the_files_are_and_errors_name_the_client(ray_cluster, tmp_path):
+@pytest.mark.usefixtures("ray_cluster")
+def test_sums_of_tables_are_made_where_the_files_are_and_errors_name_the_client(tmp_path):
     clients = {}
     for number, rows in enumerate(("61,ill\n50,well\n", "40,well\n,ill\n")):
         path = tmp_path / f"{number}.csv"

@@ -1,6 +1,6 @@
 """What users bring, exactly at its edges: columns of a table, dropout of a network, rules, transforms, foreign keys."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_whole_channels_stay_whole_channels_and_numbers_numbers() -> None:
 
 
 def scaled_by(factor: float, plus: float) -> Any:
-    def change(update: ClientUpdate, state: GlobalState, seed: int) -> ClientUpdate:
+    def change(update: ClientUpdate, _state: GlobalState, _seed: int) -> ClientUpdate:
         models = {role: np.float32(factor) * vector + np.float32(plus) for role, vector in update.models.items()}
         return replace(update, models=models)
 
@@ -107,7 +107,7 @@ class Largest:
 
 
 @pytest.fixture
-def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
     for registry, items in (
         (AGGREGATIONS, {"largest": Largest}),
         (TRANSFORMS, {"double": scaled_by(2, 0), "one more": scaled_by(1, 1)}),
@@ -115,14 +115,14 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert list(registry) is not None  # loaded
         monkeypatch.setattr(registry, "_items", {**registry._items, **items})
         monkeypatch.setattr(registry, "_modules", {**registry._modules, **dict.fromkeys(items, __name__)})
-    yield
 
 
 def update_of(*values: float) -> ClientUpdate:
     return ClientUpdate(Receipt("client-00", 1, 3), {"model": np.array(values, np.float32)})
 
 
-def test_transforms_follow_each_other_in_the_order_of_their_names(named: None) -> None:
+@pytest.mark.usefixtures("named")
+def test_transforms_follow_each_other_in_the_order_of_their_names() -> None:
     state = GlobalState(0, {})
 
     def sent(*names: str) -> list[float]:
@@ -133,7 +133,8 @@ def test_transforms_follow_each_other_in_the_order_of_their_names(named: None) -
     assert sent("one more", "double") == [4, 12]
 
 
-def test_a_client_sends_what_its_transforms_leave(named: None, tiny: Any) -> None:
+@pytest.mark.usefixtures("named")
+def test_a_client_sends_what_its_transforms_leave(tiny: Any) -> None:
     def sent(**client: Any) -> ClientUpdate:
         worker = ClientWorker(tiny(method="fedavg", client=client), ["client-00"])
         return worker.local_update("client-00", GlobalState(0, worker._method.initial_models()))
@@ -143,7 +144,8 @@ def test_a_client_sends_what_its_transforms_leave(named: None, tiny: Any) -> Non
     assert changed.receipt == plain.receipt
 
 
-def test_the_rule_is_the_one_that_is_named(named: None) -> None:
+@pytest.mark.usefixtures("named")
+def test_the_rule_is_the_one_that_is_named() -> None:
     for name, expected in (("largest", [4, 6]), ("mean", [2, 5])):
         rule = build_rule(name, {"model": 2})
         rule.add(update_of(1, 6).models, 2)
