@@ -2,12 +2,16 @@
 
 import copy
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+# One set of kernels on every machine that has AVX2, so that pinned bits can be checked; read when torch is imported.
+os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 import torch
 
 from fedppd_ray.config.file import parse_config

@@ -13,7 +13,8 @@ from fedppd_ray.config.file import parse_config
 from fedppd_ray.config.nouns import AGGREGATIONS, TRANSFORMS
 from fedppd_ray.config.stored import restricted, upgraded
 from fedppd_ray.config.table import ColumnConfig
-from fedppd_ray.data.table import ColumnSums, column_facts, outside, sums_of
+from fedppd_ray.data.encoding import outside
+from fedppd_ray.data.table import ColumnSums, column_facts, sums_of
 from fedppd_ray.errors import ConfigError, DataError
 from fedppd_ray.federation.aggregate import build_rule
 from fedppd_ray.federation.transforms import transformed
