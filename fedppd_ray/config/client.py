@@ -30,6 +30,10 @@ class ClientConfig(Section):
     label_shift: float = Field(
         default=0.0, ge=0, description="τ: how far a client's own class shares explain its labels; 0: not at all"
     )
+    class_weights: Literal["none", "balanced"] = Field(
+        default="none",
+        description="balanced: every class that a client holds counts alike in its likelihood, however few its rows",
+    )
     outliers: OutlierConfig = OutlierConfig()
     transforms: tuple[str, ...] = Field(default=(), description="what an update passes, in order, before it leaves")
 
@@ -47,6 +51,10 @@ def check_client(client: ClientConfig, info: DatasetInfo) -> None:
         raise ValueError("client.rate_decay: client.rate_schedule=cosine lowers the rates already; remove one of them")
     if client.rate_schedule == "decay" and client.rate_end != ClientConfig.model_fields["rate_end"].default:
         raise ValueError("client.rate_end: only client.rate_schedule=cosine has an end; set it, or remove rate_end")
+    if client.class_weights != "none" and client.label_shift:
+        raise ValueError(
+            "client.class_weights: client.label_shift makes up for a client's class shares already; remove one of them"
+        )
     outliers = client.outliers
     if outliers.weight == 0:
         for key in ("share", "start"):

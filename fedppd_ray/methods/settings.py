@@ -4,8 +4,10 @@ from typing import Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedppd_ray.bayes.ensemble import Distillation
+from fedppd_ray.bayes.likelihood import balanced_weights
 from fedppd_ray.bayes.outliers import OutlierTerm
 from fedppd_ray.bayes.schedule import begun, over_rounds
 from fedppd_ray.config.schema import Config
@@ -19,6 +21,13 @@ def rate_factor(config: Config, round_id: int) -> float:
     if client.rate_schedule == "cosine":
         return over_rounds(1.0, client.rate_end, round_id, config.federation.rounds)
     return float(client.rate_decay ** (round_id - 1))
+
+
+def class_weights(config: Config, labels: Tensor) -> Tensor | None:
+    """What a row of each class counts in this client's likelihood; None: every row the same."""
+    if config.client.class_weights == "none":
+        return None
+    return balanced_weights(labels, len(config.dataset.classes))
 
 
 def outlier_term(config: Config, round_id: int, client: str, device: torch.device) -> OutlierTerm | None:

@@ -62,6 +62,7 @@ class StudentPlan:
     classes: int
     label_weight: float
     shift: Tensor | None  # τ log π_k
+    weights: Tensor | None  # w_c
     mixup: float
     mixing: np.random.Generator
     outliers: OutlierTerm | None
@@ -74,18 +75,30 @@ class StudentPlan:
         if self.label_weight == 0:
             return None
         targets = F.one_hot(labels, self.classes).float()
+        if self.weights is not None:
+            targets = targets * self.weights
         return LabelTerm(self.label_weight, targets if mix is None else mix.of(targets), self.shift)
 
 
 def plan_student(
-    config: Config, student: StudentConfig, client: str, round_id: int, shift: Tensor | None, device: torch.device
+    config: Config,
+    student: StudentConfig,
+    client: str,
+    round_id: int,
+    shift: Tensor | None,
+    weights: Tensor | None,
+    device: torch.device,
 ) -> StudentPlan:
-    """`shift` is the client's τ log π_k, which its teacher has too."""
+    """`shift` is the client's τ log π_k and `weights` its w_c, which its teacher has too.
+
+    Weights count in the term of the labels alone: what the teacher predicts for a row, the student should as well.
+    """
     return StudentPlan(
         rate=student.rate * rate_factor(config, round_id),
         classes=len(config.dataset.classes),
         label_weight=student.label_weight_in(round_id, config.federation.rounds),
         shift=shift,
+        weights=weights,
         mixup=student.mixup,
         mixing=numpy_generator_for(config.seed, "mixup", round_id, client),
         outliers=outlier_term(config, round_id, client, device),

@@ -91,16 +91,24 @@ def _step_lr(base: float, every: int, gamma: float, epoch: int) -> float:
 
 
 @torch.no_grad()
-def log_posterior(teacher: FlatModel, shard: Shard, prior_precision: float, shift: Tensor | None = None) -> float:
+def log_posterior(
+    teacher: FlatModel,
+    shard: Shard,
+    prior_precision: float,
+    shift: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> float:
     """log p(D | θ) + log p(θ), up to a constant: on all rows, unperturbed and not augmented, without dropout.
 
-    `shift` is τ log π_k of the label-shift likelihood.
+    `shift` is τ log π_k of the label-shift likelihood, `weights` are the w_c of class weights.
     """
     teacher.module.eval()
     total = log_prior(teacher.weights, prior_precision)
     for rows in torch.arange(len(shard), device=shard.device).split(BATCH):
         log_p = torch.log_softmax(shifted(teacher.module(shard.inputs(rows)), shift), 1)
-        total += float(log_p.gather(1, labels_of(shard)[rows][:, None]).sum(dtype=torch.float64))
+        labels = labels_of(shard)[rows]
+        found = log_p.gather(1, labels[:, None])
+        total += float((found if weights is None else weights[labels][:, None] * found).sum(dtype=torch.float64))
     return total
 
 
