@@ -132,7 +132,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert card(tmp_path / "run") == card(uninterrupted)
 
 
-# Each is called once a round, in this order.
+# Each is called once per round, in this order.
 MOMENTS: dict[str, tuple[Any, str]] = {
     "before the student": (export_module, "write_atomically"),
     "between the student and its card": (export_module, "write_json"),
