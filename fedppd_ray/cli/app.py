@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedppd_ray import __version__
-from fedppd_ray.cli import facts, training
+from fedppd_ray.cli import facts, reference, training
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
 from fedppd_ray.cli.options import JsonOption, RootOption, RunArgument
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
@@ -58,6 +58,7 @@ def _main(
 
 app.command()(training.train)
 app.command()(training.resume)
+app.command()(reference.config)
 app.command()(compare)
 app.command()(active)
 

@@ -19,9 +19,11 @@ class OutlierConfig(Section):
 
 
 class ClientConfig(Section):
-    epochs: int = Field(default=5, ge=1)
-    batch_size: int = Field(default=40, ge=1)
-    augment: Literal["none", "crop_flip"] = "none"
+    epochs: int = Field(default=5, ge=1, description="local epochs of a round")
+    batch_size: int = Field(default=40, ge=1, description="rows of a local minibatch")
+    augment: Literal["none", "crop_flip"] = Field(
+        default="none", description="crop_flip: random crops and mirror images while training"
+    )
     rate_schedule: Literal["decay", "cosine"] = Field(
         default="decay", description="of all clients' rates, over the rounds"
     )

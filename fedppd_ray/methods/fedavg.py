@@ -37,9 +37,9 @@ class BaselineConfig(Section):
     network: Literal["teacher", "student"] = Field(default="teacher", description="whose network the baseline trains")
     rate: float = Field(default=0.0225, gt=0, description="of SGD; half of a teacher's is the drift of its chain")
     rate_step: int = Field(default=2, ge=1, description="StepLR: local epochs between two decays")
-    rate_gamma: float = Field(default=0.85, gt=0, le=1)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=1e-4, ge=0)
+    rate_gamma: float = Field(default=0.85, gt=0, le=1, description="StepLR: factor of a decay")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="of the clients' SGD")
+    weight_decay: float = Field(default=1e-4, ge=0, description="of the clients' SGD")
 
 
 class FedAvgSettings(Section):

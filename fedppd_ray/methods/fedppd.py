@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedppd_ray.bayes.distill import noisy, student_step
@@ -38,7 +39,9 @@ ROLES = ("teacher", "student")
 
 
 class ServerConfig(Section):
-    aggregate: Literal["average", "distill"] = "average"
+    aggregate: Literal["average", "distill"] = Field(
+        default="average", description="distill: on unlabelled rows of the server, see data.server_pool"
+    )
     distill: DistillConfig = DistillConfig()
 
 

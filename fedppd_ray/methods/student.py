@@ -22,10 +22,12 @@ from fedppd_ray.seeding import numpy_generator_for
 class StudentConfig(NetworkConfig):
     """The network that learns the predictive distribution."""
 
-    rate: float = Field(default=0.055, gt=0)
-    weight_decay: float = Field(default=1e-4, ge=0)
+    rate: float = Field(default=0.055, gt=0, description="of the student's SGD")
+    weight_decay: float = Field(default=1e-4, ge=0, description="of the student's SGD")
     input_noise: float = Field(default=0.001, ge=0, description="std on normalised inputs")
-    distill_every: Literal["epoch", "iteration"] = "epoch"
+    distill_every: Literal["epoch", "iteration"] = Field(
+        default="epoch", description="distil after each epoch of the chain, or after each of its steps"
+    )
     label_weight: float = Field(
         default=0.0, ge=0, le=1, description="λ: share of the labels in the loss; 0: the teacher's predictions alone"
     )
