@@ -13,12 +13,8 @@ from fedppd_ray.data.pictures import PICTURES, TABLES, found_files, picture_rows
 from fedppd_ray.data.readers import tables
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.evaluation.run import Evaluation, evaluate_predictor, evaluate_rows, with_card
-from fedppd_ray.inference.predictor import BATCH, network_predictor
-
-
-from fedppd_ray.evaluation.run import Evaluation, evaluate_predictor, with_card
 from fedppd_ray.inference.abstention import never_abstains
-from fedppd_ray.inference.predictor import network_predictor
+from fedppd_ray.inference.predictor import BATCH, network_predictor
 from fedppd_ray.inference.student import Student
 from fedppd_ray.runs.export import load_student, read_card, read_student
 from fedppd_ray.runs.remote import Location, open_to_read
