@@ -29,6 +29,7 @@ from fedppd_ray.cli.options import (
     SerialOption,
     SettingsOption,
 )
+from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
 from fedppd_ray.errors import FedPPDError
@@ -48,6 +49,7 @@ data_app.command("facts")(facts.facts)
 app.add_typer(sites_app, name="sites")
 app.add_typer(site_app, name="site")
 app.add_typer(keys_app, name="keys")
+app.add_typer(registry_app, name="registry")
 
 
 def _version(value: bool) -> None:
@@ -122,6 +124,8 @@ def train(
 
 app.command()(compare)
 app.command()(active)
+app.command()(promote)
+app.command()(rollback)
 
 
 @app.command()
