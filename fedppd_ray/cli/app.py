@@ -16,6 +16,7 @@ from fedppd_ray import __version__
 from fedppd_ray.cli import facts, reference, training
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
 from fedppd_ray.cli.options import JsonOption, RootOption, RunArgument
+from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
 from fedppd_ray.errors import FedPPDError
@@ -35,6 +36,7 @@ data_app.command("facts")(facts.facts)
 app.add_typer(sites_app, name="sites")
 app.add_typer(site_app, name="site")
 app.add_typer(keys_app, name="keys")
+app.add_typer(registry_app, name="registry")
 
 
 def _version(value: bool) -> None:
@@ -61,6 +63,8 @@ app.command()(training.resume)
 app.command()(reference.config)
 app.command()(compare)
 app.command()(active)
+app.command()(promote)
+app.command()(rollback)
 
 
 @app.command()
