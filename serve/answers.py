@@ -24,6 +24,7 @@ from serve import inputs
 from serve.body import Admission, read_body
 from serve.decoder_process import TENSORS
 from serve.decoders import Decoders
+from serve.grpc_tensors import GRPC, rest_form
 from serve.metrics import Metrics
 from serve.predictor import Predictor
 from serve.priority import lower_priority
@@ -110,6 +111,14 @@ class Answerer:
             return wish, await self._checked("inputs[0].data", array, student)
         quick = isinstance(takes, TableInput) and len(body) <= _QUICK_TABLE_BYTES
         values, facts = await self._elsewhere({"kind": TENSORS, "header": header}, body, student, quick)
+        return Wish(**facts["wish"]), Given(values, facts.get("hint"), outside=facts.get("outside"))
+
+    async def grpc_tensors(self, body: inputs.Body, student: ServedStudent) -> tuple[Wish, Given]:
+        """A serialised ModelInferRequest. What is not small is parsed elsewhere, like the JSON of its REST form."""
+        if len(body) <= inputs.BRIEF_BYTES:
+            return await self.tensors(*rest_form(body, student.name, student.version), student)
+        task = {"kind": GRPC, "model": [student.name, student.version]}
+        values, facts = await self._elsewhere(task, body, student, quick=False)
         return Wish(**facts["wish"]), Given(values, facts.get("hint"), outside=facts.get("outside"))
 
     async def _checked(self, field: str, array: NDArray[Any], student: ServedStudent) -> Given:

@@ -12,10 +12,11 @@ from pydantic_core import to_json
 
 from fedppd_ray import __version__
 from serve import inputs, open_inference
-from serve.access import guard
+from serve.access import Gate, guard
 from serve.access_log import AccessLog
 from serve.answers import Answerer, json_list, unsupported
 from serve.errors import add_error_handlers
+from serve.grpc_server import grpc_door
 from serve.middleware import Lingering, Observed
 from serve.openapi import Schemas
 from serve.predictor import Predictor
@@ -52,6 +53,7 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
     metrics = predictor.metrics
     answerer = Answerer(predictor, settings, metrics)
     tokens = Tokens(settings.tokens, settings.token_file)
+    gate = Gate(tokens, settings, metrics)
     log = AccessLog(settings.access_log) if settings.access_log else None
 
     @asynccontextmanager
@@ -61,7 +63,8 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
         for watcher in watchers:
             watcher.start()
         answerer.start()
-        yield
+        async with grpc_door(answerer, gate, log):
+            yield
         for watcher in watchers:
             watcher.stop()
         if log is not None:
@@ -82,7 +85,7 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
     add_error_handlers(app)
     app.state.tokens = tokens
     guarded = tokens or settings.client_requests_a_second
-    protection = [Depends(guard(tokens, settings, metrics))] if guarded else []
+    protection = [Depends(guard(gate))] if guarded else []
     schemas = Schemas()
     _add_prediction(app, answerer, protection, schemas)
     _add_information(app, predictor)

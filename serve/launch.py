@@ -50,6 +50,7 @@ class Plan:
     access_log: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
+    grpc_port: int | None = None
 
 
 def serve_until(
@@ -76,6 +77,10 @@ def serve_until(
         token_file=_absolute(plan.token_file or token_file(os.environ)),
         client_requests_a_second=plan.client_requests,
         access_log=_absolute(plan.access_log),
+        grpc_host=plan.host,
+        grpc_port=plan.grpc_port,
+        grpc_certificate=_absolute(plan.certificate),
+        grpc_key=_absolute(plan.key),
     )
     with _ray(plan, cores) as haproxy:
         if haproxy:
@@ -97,6 +102,8 @@ def _ray(plan: Plan, cores: int) -> Iterator[bool]:
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         _check_port(plan.host, plan.port)
+        if plan.grpc_port is not None:
+            _check_port(plan.host, plan.grpc_port, "--grpc-port")
     with _own_folder() as folder:
         temporary = None if address else ray_folder(os.environ)
         certificate = certificate_file(plan.certificate, plan.key, folder)
@@ -224,14 +231,14 @@ def _absolute(path: Path | None) -> str | None:
     return str(path.resolve()) if path else None
 
 
-def _check_port(host: str, port: int) -> None:
+def _check_port(host: str, port: int, option: str = "--port") -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"--host {host} --port {port}: cannot listen there ({error.strerror})") from None
+            raise ConfigError(f"--host {host} {option} {port}: cannot listen there ({error.strerror})") from None
 
 
 def _url(plan: Plan) -> str:
