@@ -35,6 +35,7 @@ from serve.structure import NAMES, is_quick
 from serve.student import ServedStudent
 from serve.takes import ImageInput, TableInput, Takes
 from serve.tensors import QUOTES, Wish, json_length, read_tensors
+from serve.tracing import stage
 
 # Rows of a table in so many bytes of JSON or CSV are decoded in a few milliseconds.
 _QUICK_TABLE_BYTES = 16 * 1024
@@ -82,10 +83,12 @@ class Answerer:
     async def predict(self, request: Request, media_type: str, coverage: float | None) -> Answer:
         """`POST /predict`, whatever the body's media type."""
         with self.admission.admit() as place:
-            body = await read_body(request, place, self.settings)
+            with stage("body"):
+                body = await read_body(request, place, self.settings)
             # Taken once: input and answer belong to this student, even if another is swapped in meanwhile.
             student = self.predictor.current
-            given = await self._given(body, media_type, student)
+            with stage("decode"):
+                given = await self._given(body, media_type, student)
             if coverage is not None and given.coverage is not None and coverage != given.coverage:
                 raise invalid("coverage", "the query and the body ask for different coverages")
             return await self.answer(student, given, coverage if given.coverage is None else given.coverage)
@@ -152,7 +155,8 @@ class Answerer:
         except ConfigError as error:
             raise invalid("coverage", str(error).removeprefix("coverage: ")) from None
         try:
-            log_probabilities = await self.predictor.log_probabilities(student, given.values)
+            with stage("forward"):
+                log_probabilities = await self.predictor.log_probabilities(student, given.values)
         except TimeoutError:
             raise _timeout("the prediction", self.settings) from None
         predictions: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from serve.open_inference import EXTENSIONS, column_of, encode, metadata_of, req
 from serve.refusals import RequestError, malformed
 from serve.settings import Settings
 from serve.tensors import ROW_OUTPUTS, Wish
+from serve.tracing import Tracing, stage
 
 logger = logging.getLogger("fedppd.serve")
 
@@ -46,7 +47,9 @@ Reply = Callable[[Any, Any], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def grpc_door(answerer: Answerer, gate: Gate, log: AccessLog | None) -> AsyncIterator[None]:
+async def grpc_door(
+    answerer: Answerer, gate: Gate, log: AccessLog | None, tracing: Tracing | None
+) -> AsyncIterator[None]:
     """Open while the application lives, where the settings name a port."""
     settings = answerer.settings
     if settings.grpc_port is None:
@@ -62,7 +65,7 @@ async def grpc_door(answerer: Answerer, gate: Gate, log: AccessLog | None) -> As
         ("grpc.server_handshake_timeout_ms", int(1000 * settings.body_timeout_seconds)),
     ]
     server = grpc.aio.server(options=options)
-    calls = _Calls(answerer, gate, log)
+    calls = _Calls(answerer, gate, log, tracing)
     handlers = {name: grpc.stream_unary_rpc_method_handler(calls.handler(name)) for name in calls.replies}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     _listen(server, settings)
@@ -93,8 +96,8 @@ def _listen(server: Any, settings: Settings) -> None:
 class _Calls:
     """What each method of the service answers; refusals, counting and the access log around it."""
 
-    def __init__(self, answerer: Answerer, gate: Gate, log: AccessLog | None) -> None:
-        self._answerer, self._gate, self._log = answerer, gate, log
+    def __init__(self, answerer: Answerer, gate: Gate, log: AccessLog | None, tracing: Tracing | None) -> None:
+        self._answerer, self._gate, self._log, self._tracing = answerer, gate, log, tracing
         self._predictor, self._metrics = answerer.predictor, answerer.predictor.metrics
         self.replies: dict[str, Reply] = {
             "ServerLive": self._live,
@@ -116,7 +119,8 @@ class _Calls:
             call = _Call(given, _address(context.peer()))
             current_request.set(call.id)
             try:
-                answer: bytes = (await reply(call, context)).SerializeToString()
+                with self._traced(name, given):
+                    answer: bytes = (await reply(call, context)).SerializeToString()
                 status = 200
                 return answer
             except RequestError as error:
@@ -132,6 +136,11 @@ class _Calls:
                 self._count(name, call, status, time.perf_counter() - started)
 
         return answered
+
+    def _traced(self, name: str, given: dict[str, str]) -> AbstractContextManager[Any]:
+        if self._tracing is None or not name.startswith("Model"):
+            return nullcontext()
+        return self._tracing.request(f"{SERVICE}/{name}", given)
 
     async def _refuse(self, context: Any, call: "_Call", error: RequestError) -> None:
         import grpc
@@ -229,11 +238,13 @@ class _Calls:
     async def _infer(self, call: "_Call", context: Any) -> Any:
         call.owner = self._gate.admit(call.client, call.token)
         with self._answerer.admission.admit() as place:
-            body = await self._body(call, context, self._answerer.settings.max_body_bytes)
+            with stage("body"):
+                body = await self._body(call, context, self._answerer.settings.max_body_bytes)
             place.hold(len(body))
             # Taken once: input and answer belong to this student, even if another is swapped in meanwhile.
             student = self._predictor.current
-            wish, given = await self._answerer.grpc_tensors(body, student)
+            with stage("decode"):
+                wish, given = await self._answerer.grpc_tensors(body, student)
             return await _response(wish, await self._answerer.answer(student, given, wish.coverage))
 
 

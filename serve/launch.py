@@ -24,6 +24,7 @@ from serve.proxy import ray_folder, set_proxy_environment, short_folder
 from serve.settings import Settings, check_exposure, check_ray_authentication
 from serve.tls import certificate_file
 from serve.tokens import read_tokens, token_file
+from serve.tracing import trace_endpoint
 
 logger = logging.getLogger("fedppd.serve")
 
@@ -51,6 +52,7 @@ class Plan:
     certificate: Path | None = None
     key: Path | None = None
     grpc_port: int | None = None
+    otlp_endpoint: str | None = None
 
 
 def serve_until(
@@ -77,14 +79,14 @@ def serve_until(
         token_file=_absolute(plan.token_file or token_file(os.environ)),
         client_requests_a_second=plan.client_requests,
         access_log=_absolute(plan.access_log),
+        otlp_endpoint=trace_endpoint(plan.otlp_endpoint) if plan.otlp_endpoint else None,
         grpc_host=plan.host,
         grpc_port=plan.grpc_port,
         grpc_certificate=_absolute(plan.certificate),
         grpc_key=_absolute(plan.key),
     )
-    with _ray(plan, cores) as haproxy:
-        if haproxy:
-            settings = settings.model_copy(update={"client_header": CLIENT_HEADER})
+    with _ray(plan, cores) as local:
+        settings = settings.model_copy(update=local)
         _deploy(plan, settings, replica)
         try:
             _wait_until_ready(plan)
@@ -97,8 +99,8 @@ def serve_until(
 
 
 @contextmanager
-def _ray(plan: Plan, cores: int) -> Iterator[bool]:
-    """Ray and Serve; yields whether the proxy is an HAProxy of ours."""
+def _ray(plan: Plan, cores: int) -> Iterator[dict[str, Any]]:
+    """Ray and Serve; yields the settings that a Ray of our own, and its HAProxy, have to offer."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         _check_port(plan.host, plan.port)
@@ -143,11 +145,19 @@ def _ray(plan: Plan, cores: int) -> Iterator[bool]:
             raise ResourceError(f"no Ray cluster at {address or 'this machine'}: {reason}") from None
         logger.info("proxy: %s", _proxy_name(haproxy, address))
         try:
-            yield haproxy
+            yield ({"client_header": CLIENT_HEADER} if haproxy else {}) | _shared_metrics(folder, address)
         finally:
             if not address:
                 ray_serve.shutdown()
             ray.shutdown()
+
+
+def _shared_metrics(folder: Path, address: str | None) -> dict[str, str]:
+    """A folder that all replicas of this machine can reach; those of a cluster have none of ours in common."""
+    if address:
+        return {}
+    (folder / "metrics").mkdir()
+    return {"metrics_folder": str(folder / "metrics")}
 
 
 @contextmanager

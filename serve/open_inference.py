@@ -24,6 +24,7 @@ from serve.refusals import RequestError
 from serve.student import ServedStudent
 from serve.takes import ImageInput, TableInput, Takes
 from serve.tensors import HEADER_LENGTH, INPUT, OUTPUTS, ROW_OUTPUTS, InferRequest, Wish
+from serve.tracing import stage
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
 _NUMPY = {"INT64": "<i8", "FP64": "<f8", "BOOL": "?"}
@@ -66,9 +67,11 @@ def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any], schemas:
     async def infer(request: Request, name: str, version: str | None = None) -> Response:
         """Labels, probabilities, entropies and abstentions, as tensors."""
         with answerer.admission.admit() as place:
-            content = await read_body(request, place, answerer.settings)
+            with stage("body"):
+                content = await read_body(request, place, answerer.settings)
             student = chosen(name, version)
-            wish, given = await answerer.tensors(content, request.headers.get(HEADER_LENGTH), student)
+            with stage("decode"):
+                wish, given = await answerer.tensors(content, request.headers.get(HEADER_LENGTH), student)
             return await _answer(wish, await answerer.answer(student, given, wish.coverage))
 
 

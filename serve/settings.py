@@ -57,6 +57,10 @@ class Settings(BaseModel):
     grpc_port: int | None = Field(None, ge=1, le=65535, description="The port of all replicas of a node; None: no gRPC")
     grpc_certificate: str | None = Field(None, description="Certificate chain (PEM) for gRPC over TLS.")
     grpc_key: str | None = Field(None, description="Its private key (PEM).")
+    metrics_folder: str | None = Field(
+        None, description="Where replicas write their metrics, so that each can answer for all; None: for itself."
+    )
+    otlp_endpoint: str | None = Field(None, description="An OpenTelemetry collector, for traces by OTLP/HTTP.")
     access_log: str | None = Field(None, description="A file that gets one JSON line for each request.")
 
 

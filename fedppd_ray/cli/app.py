@@ -206,6 +206,15 @@ def serve(
         int | None,
         typer.Option("--grpc-port", min=1, max=65535, help="The Open Inference Protocol over gRPC, too."),
     ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            metavar="URL",
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="An OpenTelemetry collector that gets a trace of each request.",
+        ),
+    ] = None,
 ) -> None:
     """Answer predictions over HTTP, with a page for people, until Ctrl-C."""
     from serve.launch import Plan, serve_until
@@ -224,6 +233,7 @@ def serve(
         certificate=tls_cert,
         key=tls_key,
         grpc_port=grpc_port,
+        otlp_endpoint=otlp_endpoint,
     )
     serve_until(plan, _stop_event())
 
