@@ -16,9 +16,12 @@ from pydantic import BeforeValidator, Field, create_model, field_validator, mode
 
 from fedppd_ray.config.client import ClientConfig, check_client
 from fedppd_ray.config.data import DataConfig, check_corruptions, check_data, check_network
-from fedppd_ray.config.nouns import AGGREGATIONS, METHODS, NETWORKS, SCORES, TRANSFORMS, DatasetInfo
+from fedppd_ray.config.names import check_names, own_names
+from fedppd_ray.config.names import client_ids as client_ids
+from fedppd_ray.config.nouns import AGGREGATIONS, FOLDER, METHODS, NETWORKS, SCORES, TRANSFORMS, DatasetInfo
 from fedppd_ray.config.own_networks import brought, import_brought, is_own, open_networks
 from fedppd_ray.config.section import Section
+from fedppd_ray.config.table import TABLE
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.registry import Registry, import_all, suggest
 
@@ -126,6 +129,10 @@ class ClientOverrides(Section):
     gpus: float | None = Field(default=None, ge=0)
     label_selector: Mapping[str, str] = Field(default={}, description="labels of the Ray node that it must live on")
     data: str | None = Field(default=None, description="folder with its own images.npy and labels.npy, on that node")
+    held_out: str | None = Field(
+        default=None,
+        description="folder with rows that it keeps back and answers questions about; else see calibration",
+    )
     site: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
@@ -160,7 +167,9 @@ class Config(Section):
     active: ActiveConfig | None = Field(default=None, description="active learning: train on labelled rows only")
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
-    clients: Mapping[str, ClientOverrides] = Field(default={}, description="by client id or pattern: client-0*")
+    clients: Mapping[str, ClientOverrides] = Field(
+        default={}, description="by client: a name of its own, an id, or a pattern: client-0*"
+    )
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
@@ -179,16 +188,23 @@ class Config(Section):
         method.check(self)
         if self.data.server_pool == 0 and method.needs_pool(self.model_dump()):
             raise ValueError("data.server_pool: distillation on the server needs unlabelled rows; set it above 0")
-        ids = client_ids(self.federation.clients)
+        check_names(own_names(self.clients), self.federation.clients)
+        ids = self.client_names
         for pattern in self.clients:
             if not fnmatch.filter(ids, pattern):
-                raise ValueError(f"clients.{pattern}: matches no client; ids are {ids[0]} to {ids[-1]}")
+                raise ValueError(f"clients.{pattern}: matches no client; they are called {ids[0]} to {ids[-1]}")
         _check_sites(self)
+        _check_own_rows(self)
         return self
 
     @property
     def dataset(self) -> DatasetInfo:
         return self.data.info
+
+    @property
+    def client_names(self) -> list[str]:
+        """All clients, sorted: by the names that `clients` gives them, else client-00, client-01, …"""
+        return own_names(self.clients) or client_ids(self.federation.clients)
 
     def overrides_for(self, client: str) -> ClientOverrides:
         """Everything that `clients` says of this one; later patterns win."""
@@ -202,7 +218,7 @@ class Config(Section):
         """Client → the site that is this client, of those that are one."""
         if all(section.site is None for section in self.clients.values()):
             return {}
-        named = {client: self.overrides_for(client).site for client in client_ids(self.federation.clients)}
+        named = {client: self.overrides_for(client).site for client in self.client_names}
         return {client: site for client, site in named.items() if site is not None}
 
     def network_for(self, role: str) -> str:
@@ -283,6 +299,21 @@ def _check_names(config: Config) -> None:
             raise ValueError(f"evaluation.{key}: {value} is chosen on calibration rows; set data.calibration above 0")
 
 
+def _check_own_rows(config: Config) -> None:
+    """`partition.kind: folders` says that clients bring their rows: from ROOT/clients, or as `clients` says."""
+    own = [section for section in config.clients.values() if section.data is not None or section.site is not None]
+    if config.data.partition.kind == "folders" and config.dataset.name not in (FOLDER, TABLE) and not own:
+        raise ValueError(
+            f"data.partition.kind: folders is for data.name: {FOLDER} and {TABLE}, not {config.dataset.name}; or say "
+            f"where rows are, as clients: {{client-00: {{data: /data/hospital-a}}}}"
+        )
+    if config.data.kept_by_clients and config.evaluation.score == AUTO:
+        raise ValueError(
+            "evaluation.score: auto is chosen on rows of the coordinator's, and here the clients keep theirs; name a "
+            "score, such as entropy"
+        )
+
+
 def _check_sites(config: Config) -> None:
     taken: dict[str, str] = {}
     for client, site in config.sites().items():
@@ -290,17 +321,11 @@ def _check_sites(config: Config) -> None:
             raise ValueError(f"clients.{client}.site: {site} is {taken[site]} already; a site is one client")
         taken[site] = client
         own = config.overrides_for(client).model_dump(exclude_defaults=True)
-        for key in ("cpus", "gpus", "label_selector", "data"):
+        for key in ("cpus", "gpus", "label_selector", "data", "held_out"):
             if key in own:
                 raise ValueError(f"clients.{client}.{key}: {site} is a site and decides that itself; remove it")
     if taken and config.active:
         raise ValueError("active: sites do not label rows for a study; remove it, or clients.*.site")
-
-
-def client_ids(count: int) -> list[str]:
-    """client-00, client-01, …: padded so that sorting by name is sorting by number."""
-    width = max(2, len(str(count - 1)))
-    return [f"client-{index:0{width}d}" for index in range(count)]
 
 
 def number_or_text(value: object) -> object:

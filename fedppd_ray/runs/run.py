@@ -1,5 +1,6 @@
 """A run as a whole, for those who read it: its configuration, metrics, figures and student."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,14 @@ from fedppd_ray.data.pictures import picture_rows
 from fedppd_ray.data.readers import tables
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.evaluation.run import Evaluation, evaluate_predictor, with_card
+from fedppd_ray.inference.abstention import never_abstains
 from fedppd_ray.inference.predictor import network_predictor
 from fedppd_ray.inference.student import Student
 from fedppd_ray.runs.export import load_student, read_card, read_student
 from fedppd_ray.runs.remote import Location, open_to_read
 from fedppd_ray.runs.store import RunStore
+
+log = logging.getLogger("fedppd")
 
 
 class Run:
@@ -61,6 +65,7 @@ class Run:
         Parameters: `images`, paths of image files, or of tables; `coverage`, another share of answers than the default.
         """
         student = self.student()
+        _warn(student.card)
         if student.table is not None:
             return [
                 {"file": str(path), "row": row, **answer}
@@ -85,8 +90,14 @@ def evaluate_run(location: Location, *, corruptions: bool = False) -> Evaluation
             raise ConfigError(str(error)) from None
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"corruptions": True})})
     card, model = read_student(location)
+    _warn(card)
     seen = with_card(evaluate_predictor(config, network_predictor(model), card=card, clients=clients), card)
     return replace(seen, figures={**seen.figures, **teacher_of(history, card["round"])})
+
+
+def _warn(card: Mapping[str, Any]) -> None:
+    if warning := never_abstains(card):
+        log.warning(warning)
 
 
 def teacher_of(history: Sequence[Mapping[str, Any]], round_id: int) -> dict[str, float]:
