@@ -164,6 +164,19 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain (PEM): serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option("--grpc-port", min=1, max=65535, help="The Open Inference Protocol over gRPC, too."),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            metavar="URL",
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="An OpenTelemetry collector that gets a trace of each request.",
+        ),
+    ] = None,
 ) -> None:
     """Answer predictions over HTTP, with a page for people, until Ctrl-C."""
     from serve.launch import Plan, serve_until
@@ -181,6 +194,8 @@ def serve(
         access_log=access_log,
         certificate=tls_cert,
         key=tls_key,
+        grpc_port=grpc_port,
+        otlp_endpoint=otlp_endpoint,
     )
     serve_until(plan, _stop_event())
 
