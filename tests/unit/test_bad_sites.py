@@ -79,9 +79,7 @@ def check(config: Config, says: str, home: Path) -> None:
         describe(config)
     assert str(home) not in str(raised.value)
     assert re.search(says, (home / "cache" / "clients.log").read_text(), re.DOTALL)
-    remedy = re.search(
-        "mend|convert|resize|skip_bad|give|missing|classes are|must|header|expected|cannot", str(raised.value)
-    )
+    remedies = "mend|convert|resize|skip_bad|give|missing|classes are|must|header|expected|cannot"
     assert re.search(remedies, str(raised.value))
 
 
