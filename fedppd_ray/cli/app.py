@@ -17,6 +17,7 @@ from fedppd_ray import __version__
 from fedppd_ray.cli import facts, reference, training
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
 from fedppd_ray.cli.options import JsonOption, RootOption, RunArgument
+from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
 from fedppd_ray.errors import FedPPDError
@@ -35,6 +36,7 @@ data_app.command("facts")(facts.facts)
 app.add_typer(sites_app, name="sites")
 app.add_typer(site_app, name="site")
 app.add_typer(keys_app, name="keys")
+app.add_typer(registry_app, name="registry")
 
 
 _debug = False  # whether a traceback is asked for
@@ -67,6 +69,8 @@ app.command()(training.resume)
 app.command()(reference.config)
 app.command()(compare)
 app.command()(active)
+app.command()(promote)
+app.command()(rollback)
 
 
 @app.command()
@@ -166,6 +170,19 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain (PEM): serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option("--grpc-port", min=1, max=65535, help="The Open Inference Protocol over gRPC, too."),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            metavar="URL",
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="An OpenTelemetry collector that gets a trace of each request.",
+        ),
+    ] = None,
 ) -> None:
     """Answer predictions over HTTP, with a page for people, until Ctrl-C."""
     from serve.launch import Plan, serve_until
@@ -183,6 +200,8 @@ def serve(
         access_log=access_log,
         certificate=tls_cert,
         key=tls_key,
+        grpc_port=grpc_port,
+        otlp_endpoint=otlp_endpoint,
     )
     serve_until(plan, _stop_event())
 

@@ -1,5 +1,6 @@
 """A run as a whole, for those who read it: its configuration, metrics, figures and student."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,14 @@ from fedppd_ray.data.pictures import PICTURES, TABLES, found_files, picture_rows
 from fedppd_ray.data.readers import tables
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.evaluation.run import Evaluation, evaluate_predictor, evaluate_rows, with_card
+from fedppd_ray.inference.abstention import never_abstains
 from fedppd_ray.inference.predictor import BATCH, network_predictor
 from fedppd_ray.inference.student import Student
 from fedppd_ray.runs.export import load_student, read_card, read_student
 from fedppd_ray.runs.remote import Location, open_to_read
 from fedppd_ray.runs.store import RunStore
+
+log = logging.getLogger("fedppd")
 
 
 class Run:
@@ -66,6 +70,7 @@ class Run:
         answers than the default.
         """
         student = self.student()
+        _warn(student.card)
         images = found_files(images, TABLES if student.table is not None else PICTURES)
         if student.table is not None:
             return [
@@ -93,6 +98,7 @@ def evaluate_run(location: Location, *, corruptions: bool = False) -> Evaluation
             raise ConfigError(str(error)) from None
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"corruptions": True})})
     card, model = read_student(location)
+    _warn(card)
     seen = with_card(evaluate_predictor(config, network_predictor(model), card=card, clients=clients), card)
     return replace(seen, figures={**seen.figures, **teacher_of(history, card["round"])})
 
@@ -105,8 +111,14 @@ def evaluate_data(location: Location, places: Sequence[Path]) -> Evaluation:
     if len(set(names)) < len(names):
         raise ConfigError("--data: two of the folders have the same name, by which figures are told apart; rename one")
     card, model = read_student(location)
+    _warn(card)
     parts = {name: read_own(place, config.dataset) for name, place in zip(names, places, strict=True)}
     return with_card(evaluate_rows(parts, config.dataset, network_predictor(model), card, config.seed), card)
+
+
+def _warn(card: Mapping[str, Any]) -> None:
+    if warning := never_abstains(card):
+        log.warning(warning)
 
 
 def teacher_of(history: Sequence[Mapping[str, Any]], round_id: int) -> dict[str, float]:
