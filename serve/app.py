@@ -56,14 +56,19 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if settings.watch else []
+        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if predictor.watching else []
         watchers += [Watcher(tokens.refresh, settings.poll_seconds)] if settings.token_file else []
+        if (trial := predictor.trial) is not None:
+            trial.start()
+            watchers.append(Watcher(trial.refresh, settings.poll_seconds))
         for watcher in watchers:
             watcher.start()
         answerer.start()
         yield
         for watcher in watchers:
             watcher.stop()
+        if trial is not None:
+            trial.stop()
         if log is not None:
             log.close()
         await answerer.close()

@@ -19,7 +19,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    run: str = Field(description="The run folder, or s3:// URL, whose exported student is served.")
+    run: str = Field(description="The run or registry, a folder or s3:// URL, whose student is served.")
     watch: bool = Field(False, description="Swap in a newly exported student while serving.")
     poll_seconds: float = Field(1.0, gt=0, le=3600, description="How often a watched run is looked at.")
     threads: int | None = Field(None, ge=1, description="Torch threads of a replica. Default: as Ray assigns CPUs.")
@@ -52,6 +52,9 @@ class Settings(BaseModel):
     client_requests_a_second: float = Field(0.0, ge=0, description="Predictions for one address; 0: any number.")
     failed_logins_a_second: float = Field(
         1.0, ge=0, description="Wrong tokens from one address, after ten at once; beyond, 429. 0: any number."
+    )
+    trial_budget: float = Field(
+        0.02, gt=0, le=1, description="Share of a core that comparing a candidate with the current student may take."
     )
     access_log: str | None = Field(None, description="A file that gets one JSON line for each request.")
 
