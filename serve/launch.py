@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import shutil
+import signal
 import socket
 import ssl
 import threading
@@ -118,18 +119,19 @@ def _ray(plan: Plan, cores: int) -> Iterator[bool]:
             "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS,
         }
         try:
-            if address:
-                ray.init(address=address, **quiet)
-            else:
-                # A node address of this machine alone: no port of this Ray is meant for others.
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    num_cpus=max(cores, plan.replicas),
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=temporary,
-                    **quiet,
-                )
+            with _same_answer_to_sigterm():
+                if address:
+                    ray.init(address=address, **quiet)
+                else:
+                    # A node address of this machine alone: no port of this Ray is meant for others.
+                    ray.init(
+                        address="local",
+                        include_dashboard=False,
+                        num_cpus=max(cores, plan.replicas),
+                        _node_ip_address="127.0.0.1",
+                        _temp_dir=temporary,
+                        **quiet,
+                    )
             ray_serve.start(http_options=http, proxy_location="HeadOnly" if not address else "EveryNode")
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             reason = " ".join(str(error).split())[:300]
@@ -141,6 +143,15 @@ def _ray(plan: Plan, cores: int) -> Iterator[bool]:
             if not address:
                 ray_serve.shutdown()
             ray.shutdown()
+
+
+@contextmanager
+def _same_answer_to_sigterm() -> Iterator[None]:
+    """ray.init puts a handler of its own there, which ends the process at once; service managers ask by SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
