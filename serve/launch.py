@@ -20,6 +20,7 @@ from typing import Any
 from fedppd_ray.errors import ConfigError, FedPPDError, ResourceError
 from fedppd_ray.runs.export import read_card
 from fedppd_ray.runs.remote import Location, absolute
+from fedppd_ray.runs.signature import trusted_key
 from serve.haproxy_config import CLIENT_HEADER
 from serve.proxy import ray_folder, set_proxy_environment, short_folder
 from serve.settings import Settings, check_exposure, check_ray_authentication
@@ -73,6 +74,7 @@ def serve_until(
         run=absolute(plan.run),
         watch=plan.watch,
         threads=max(1, cores // plan.replicas),
+        trusted_key=trusted_key(),
         tokens=tokens,
         token_file=_absolute(plan.token_file or token_file(os.environ)),
         client_requests_a_second=plan.client_requests,
