@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import shutil
+import signal
 import socket
 import ssl
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 
 from fedppd_ray.errors import ConfigError, FedPPDError, ResourceError
 from fedppd_ray.runs.remote import Location, absolute
+from fedppd_ray.runs.signature import trusted_key
 from serve.haproxy_config import CLIENT_HEADER
 from serve.proxy import ray_folder, set_proxy_environment, short_folder
 from serve.settings import Settings, check_exposure, check_ray_authentication
@@ -75,6 +77,7 @@ def serve_until(
         run=absolute(plan.run),
         watch=plan.watch,
         threads=max(1, cores // plan.replicas),
+        trusted_key=trusted_key(),
         tokens=tokens,
         token_file=_absolute(plan.token_file or token_file(os.environ)),
         client_requests_a_second=plan.client_requests,
@@ -127,18 +130,19 @@ def _ray(plan: Plan, cores: int) -> Iterator[dict[str, Any]]:
             "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS,
         }
         try:
-            if address:
-                ray.init(address=address, **quiet)
-            else:
-                # A node address of this machine alone: no port of this Ray is meant for others.
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    num_cpus=max(cores, plan.replicas),
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=temporary,
-                    **quiet,
-                )
+            with _same_answer_to_sigterm():
+                if address:
+                    ray.init(address=address, **quiet)
+                else:
+                    # A node address of this machine alone: no port of this Ray is meant for others.
+                    ray.init(
+                        address="local",
+                        include_dashboard=False,
+                        num_cpus=max(cores, plan.replicas),
+                        _node_ip_address="127.0.0.1",
+                        _temp_dir=temporary,
+                        **quiet,
+                    )
             ray_serve.start(http_options=http, proxy_location="HeadOnly" if not address else "EveryNode")
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             reason = " ".join(str(error).split())[:300]
@@ -158,6 +162,15 @@ def _shared_metrics(folder: Path, address: str | None) -> dict[str, str]:
         return {}
     (folder / "metrics").mkdir()
     return {"metrics_folder": str(folder / "metrics")}
+
+
+@contextmanager
+def _same_answer_to_sigterm() -> Iterator[None]:
+    """ray.init puts a handler of its own there, which ends the process at once; service managers ask by SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

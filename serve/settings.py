@@ -43,6 +43,10 @@ class Settings(BaseModel):
         (),
         description="Networks of your own (package.module:Class) that may be imported, besides $FEDPPD_ALLOW_NETWORKS.",
     )
+    trusted_key: Digest | None = Field(
+        None,
+        description="Public key that must have signed what is served. Default: $FEDPPD_TRUSTED_KEY.",
+    )
     tokens: dict[str, Digest] = Field(
         {},
         description="SHA-256 of each bearer token, by name. Tokens themselves never travel, nor show in a dashboard.",
