@@ -16,14 +16,14 @@ from fedppd_ray import __version__
 from serve.answers import Answer, Answerer, in_pieces, json_list
 from serve.body import read_body
 from serve.column_tensors import DATATYPES
-from serve.inputs import JSON
+from serve.inputs import JSON, Asked
 from serve.metrics import Metrics
 from serve.middleware import PREDICTION_ROUTES
 from serve.openapi import Schemas
 from serve.refusals import RequestError
 from serve.student import ServedStudent
 from serve.takes import ImageInput, TableInput, Takes
-from serve.tensors import HEADER_LENGTH, INPUT, OUTPUTS, ROW_OUTPUTS, InferRequest, Wish
+from serve.tensors import HEADER_LENGTH, INPUT, OUTPUTS, ROW_OUTPUTS, SET, InferRequest, Wish
 
 _EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
 _NUMPY = {"INT64": "<i8", "FP64": "<f8", "BOOL": "?"}
@@ -74,7 +74,8 @@ def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any], schemas:
             content = await read_body(request, place, answerer.settings)
             student = chosen(name, version)
             wish, given = await answerer.tensors(content, request.headers.get(HEADER_LENGTH), student)
-            return await _answer(wish, await answerer.answer(student, given, wish.coverage))
+            asked = Asked(wish.coverage, wish.confidence)
+            return await _answer(wish, await answerer.answer(student, given, asked))
 
 
 def _add_health(app: FastAPI) -> None:
@@ -92,7 +93,9 @@ def _add_health(app: FastAPI) -> None:
 
 
 def _metadata(student: ServedStudent) -> dict[str, Any]:
-    sizes = {"probabilities": [-1, len(student.card["classes"])]}
+    classes = len(student.card["classes"])
+    sizes = {"probabilities": [-1, classes]}
+    sets = [{"name": SET, "datatype": "BOOL", "shape": [-1, classes]}] if student.card.get("conformal") else []
     return {
         "name": student.name,
         "versions": [student.version],
@@ -101,7 +104,8 @@ def _metadata(student: ServedStudent) -> dict[str, Any]:
         "outputs": [
             {"name": name, "datatype": datatype, "shape": sizes.get(name, [-1])}
             for name, datatype in (ROW_OUTPUTS if isinstance(student.takes, TableInput) else OUTPUTS).items()
-        ],
+        ]
+        + sets,
     }
 
 
@@ -148,11 +152,14 @@ async def _answer(wish: Wish, answer: Answer) -> Response:
         column = [prediction[name] for prediction in answer.predictions]
         if name == "outside":
             column = [";".join(names) for names in column]
-        table = name == "probabilities"
+        if name == SET:
+            column = [[label in names for label in answer.student.card["classes"]] for names in map(set, column)]
+        table = name in ("probabilities", SET)
         width, shape = (classes, [rows, classes]) if table else (1, [rows])
-        tensor: dict[str, Any] = {"name": name, "datatype": ROW_OUTPUTS[name], "shape": shape}
+        datatype = "BOOL" if name == SET else ROW_OUTPUTS[name]
+        tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
         if as_binary:
-            content = b"".join([_encode(ROW_OUTPUTS[name], column[piece]) async for piece in in_pieces(rows, width)])
+            content = b"".join([_encode(datatype, column[piece]) async for piece in in_pieces(rows, width)])
             tensor["parameters"] = {"binary_data_size": len(content)}
             trailer.append(content)
             tensors.append(to_json(tensor))

@@ -150,6 +150,10 @@ def predict(
         list[Path], typer.Argument(metavar="FILE...", help="PNG or JPEG files; CSV files for a student of tables.")
     ],
     as_json: JsonOption = False,
+    confidence: Annotated[
+        float | None,
+        typer.Option("--confidence", help="Also name a set of classes that holds the right one so surely, e.g. 0.9."),
+    ] = None,
 ) -> None:
     """What is in these images or rows, how sure the student is, and whether it would rather not say.
 
@@ -158,7 +162,7 @@ def predict(
     from fedppd_ray.cli.console import answers_as_csv
     from fedppd_ray.runs.run import Run
 
-    answers = Run(run).predict(images)
+    answers = Run(run).predict(images, confidence=confidence)
     if as_json:
         print(json.dumps(answers, indent=2))
         return
@@ -171,10 +175,12 @@ def predict(
             "– (abstains)" if answer["abstain"] else answer["class_name"],
             f"{answer['class_name']} {100 * max(answer['probabilities']):.1f} %",
             f"{answer['entropy']:.3f} nats ({100 * answer['normalized_entropy']:.0f} % of the maximum)",
+            *([", ".join(answer["set"])] if "set" in answer else []),
         )
         for answer in answers
     ]
-    print_table("", ("image", "answer", "best guess", "entropy"), rows)
+    sets = (f"one of these, {100 * confidence:g} % sure",) if confidence else ()
+    print_table("", ("image", "answer", "best guess", "entropy", *sets), rows)
 
 
 @app.command()

@@ -81,10 +81,10 @@ def answers_as_csv(answers: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     probabilities = [f"probability_{number}" for number in range(len(answers[0]["probabilities"]))]
-    writer.writerow(["file", "row", "label", "class_name", *probabilities, "entropy", "abstain", "outside"])
+    sets = ["set"] if "set" in answers[0] else []
+    writer.writerow(["file", "row", "label", "class_name", *probabilities, "entropy", "abstain", "outside", *sets])
     for answer in answers:
         head = [answer[key] for key in ("file", "row", "label", "class_name")]
-        writer.writerow(
-            [*head, *answer["probabilities"], answer["entropy"], int(answer["abstain"]), ";".join(answer["outside"])]
-        )
+        tail = [answer["entropy"], int(answer["abstain"]), *(";".join(answer[key]) for key in ("outside", *sets))]
+        writer.writerow([*head, *answer["probabilities"], *tail])
     return text.getvalue()

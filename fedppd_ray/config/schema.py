@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
 from fedppd_ray.config.client import ClientConfig, check_client
+from fedppd_ray.config.conformal import ConformalConfig, check_shares
 from fedppd_ray.config.data import DataConfig, check_corruptions, check_data, check_network
 from fedppd_ray.config.nouns import AGGREGATIONS, METHODS, NETWORKS, SCORES, TRANSFORMS, DatasetInfo
 from fedppd_ray.config.own_networks import brought, import_brought, is_own, open_networks
@@ -99,6 +100,7 @@ class EvaluationConfig(Section):
     export: Literal["last", "best"] = Field(
         default="last", description="which round's student is exported; best: of the lowest NLL on calibration rows"
     )
+    conformal: ConformalConfig = ConformalConfig()
 
     @field_validator("ood", mode="after")
     @classmethod
@@ -176,6 +178,7 @@ class Config(Section):
             raise ValueError("evaluation.score: auto is chosen on outliers made of images; for a table name a score")
         if self.evaluation.corruptions:
             check_corruptions(info)
+        check_shares(self.evaluation.conformal, info.classes)
         method.check(self)
         if self.data.server_pool == 0 and method.needs_pool(self.model_dump()):
             raise ValueError("data.server_pool: distillation on the server needs unlabelled rows; set it above 0")

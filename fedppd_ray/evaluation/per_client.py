@@ -17,7 +17,7 @@ from fedppd_ray.inference.scores import Floats, Labels
 def per_client(log_probabilities: Floats, labels: Labels, clients: Sequence[ClientInfo]) -> dict[str, Any]:
     """Accuracy and ECE in percent: the worst client's, the 10th percentile from the worst end, and the mean."""
     told = [info.class_counts for info in clients if info.class_counts]
-    weights = _weights(labels, np.array(told, np.float64)) if told else np.empty((0, len(labels)))
+    weights = client_weights(labels, np.array(told, np.float64))[0] if told else np.empty((0, len(labels)))
     if not len(weights):
         return {}
     p = np.exp(log_probabilities)
@@ -33,12 +33,11 @@ def per_client(log_probabilities: Floats, labels: Labels, clients: Sequence[Clie
     }
 
 
-def _weights(labels: Labels, counts: Floats) -> Floats:
-    """Clients × rows, each client's summing to 1, of those clients whose classes have test rows at all."""
+def client_weights(labels: Labels, counts: Floats) -> tuple[Floats, Labels]:
+    """Clients × rows, each client's summing to 1, of clients whose classes have rows at all; and which these are."""
     present = np.bincount(labels, minlength=counts.shape[1])
     share = np.where(present > 0, counts / np.maximum(present, 1), 0.0)
     weights = share[:, labels]
     total = weights.sum(axis=1, keepdims=True)
     askable = total[:, 0] > 0
-    result: Floats = weights[askable] / total[askable]
-    return result
+    return weights[askable] / total[askable], np.flatnonzero(askable)

@@ -15,6 +15,7 @@ from fedppd_ray.evaluation.corrupted import corruption_figures
 from fedppd_ray.evaluation.metrics import adaptive_ece, classwise_ece, metrics_of
 from fedppd_ray.evaluation.per_client import per_client
 from fedppd_ray.evaluation.selective import SELECTIVE, finite, score_figures
+from fedppd_ray.evaluation.sets import set_figures
 from fedppd_ray.federation.types import ClientInfo
 from fedppd_ray.inference.abstention import score_of, temperature_of
 from fedppd_ray.inference.held_out import HeldOut
@@ -72,6 +73,8 @@ def evaluate_predictor(
         "scores": raw,
         **_notes(config, calibration),
     }
+    if card and card.get("conformal"):
+        figures["sets"] = set_figures(card, served.log_probabilities, labels, clients)
     if clients:
         figures["per_client"] = per_client(known.log_probabilities, labels, clients)
     if config.evaluation.corruptions:

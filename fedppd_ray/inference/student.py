@@ -14,6 +14,7 @@ from fedppd_ray.data.parts import BYTES, RawRows
 from fedppd_ray.data.rows import network_inputs, normalisation
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.inference.abstention import abstention_level, score_of, temperature_of
+from fedppd_ray.inference.conformal import conformal_level
 from fedppd_ray.inference.predictor import BATCH, network_predictor
 from fedppd_ray.inference.scores import Floats, entropy, score_named
 from fedppd_ray.inference.temperature import scaled
@@ -65,23 +66,30 @@ class Student:
         return network_inputs(rows, self._scale, self._shift)
 
     def predict_table(
-        self, columns: Columns, coverage: float | None = None, where: str = "rows"
+        self,
+        columns: Columns,
+        coverage: float | None = None,
+        where: str = "rows",
+        *,
+        confidence: float | None = None,
     ) -> list[dict[str, Any]]:
         """As `predict`, of a table's columns of text (None: missing); `outside` names what training has not seen."""
         if self.table is None:
             raise ConfigError("this student takes images, not rows of a table")
         facts = self.table.columns
-        answers = self.predict(encode(columns, facts, where), coverage)
+        answers = self.predict(encode(columns, facts, where), coverage, confidence)
         odd = outside(columns, facts)
         return [{**answer, "outside": names} for answer, names in zip(answers, odd, strict=True)]
 
-    def predict(self, rows: RawRows, coverage: float | None = None) -> list[dict[str, Any]]:
-        """Per row: label, class_name, probabilities, entropy, normalized_entropy and abstain.
+    def predict(
+        self, rows: RawRows, coverage: float | None = None, confidence: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Per row: label, class_name, probabilities, entropy, normalized_entropy and abstain; with `confidence`, set.
 
         Parameters: `rows`, N × channels × height × width values of 0–255; `coverage`, another share of answered rows
-        than the export's default.
+        than the export's default; `confidence`, that the set holds the right class.
         """
-        return describe_predictions(self.card, self.evidence(rows), coverage)
+        return describe_predictions(self.card, self.evidence(rows), coverage, confidence)
 
 
 def input_shape(card: dict[str, Any]) -> Shape:
@@ -90,10 +98,12 @@ def input_shape(card: dict[str, Any]) -> Shape:
     return (size["numbers"],) if "numbers" in size else (size["channels"], size["height"], size["width"])
 
 
-def describe_predictions(card: dict[str, Any], evidence: Floats, coverage: float | None = None) -> list[dict[str, Any]]:
+def describe_predictions(
+    card: dict[str, Any], evidence: Floats, coverage: float | None = None, confidence: float | None = None
+) -> list[dict[str, Any]]:
     """label, class_name, probabilities, entropy, normalized_entropy and abstain for each row of `Student.evidence`.
 
-    `coverage` asks for another share of answered rows than the export's default.
+    `coverage` asks for another share of answered rows than the export's default, `confidence` for sets of classes.
     """
     level = abstention_level(card, coverage)
     threshold = level["threshold"] if level else math.inf
@@ -113,7 +123,7 @@ def describe_predictions(card: dict[str, Any], evidence: Floats, coverage: float
         np.clip(uncertainty / math.log(len(classes)), 0.0, 1.0).tolist(),
         (scores > threshold).tolist(),
     )
-    return [
+    answers = [
         {
             "label": label,
             "class_name": classes[label],
@@ -124,3 +134,8 @@ def describe_predictions(card: dict[str, Any], evidence: Floats, coverage: float
         }
         for label, probabilities, nats, share, abstain in zip(*columns, strict=True)
     ]
+    sets = conformal_level(card, confidence)
+    if sets is not None:
+        for answer, inside in zip(answers, sets.members(log_probabilities), strict=True):
+            answer["set"] = [classes[label] for label in np.flatnonzero(inside).tolist()]
+    return answers

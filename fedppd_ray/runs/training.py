@@ -19,7 +19,7 @@ from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.failure_policy import FailurePolicy
 from fedppd_ray.federation.observer import Observer
 from fedppd_ray.federation.round import federated_round, select_clients
-from fedppd_ray.federation.types import GlobalState, RoundReport
+from fedppd_ray.federation.types import ClientInfo, GlobalState, RoundReport
 from fedppd_ray.inference.held_out import HeldOut
 from fedppd_ray.inference.predictor import NetworkPredictor, Predictor, network_predictor
 from fedppd_ray.inference.scores import Floats, Outputs
@@ -43,6 +43,7 @@ class Training:
     clock: Callable[[], float] = time.monotonic
     _method: Method = field(init=False)
     _held_out: HeldOut = field(init=False)
+    _clients: Sequence[ClientInfo] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         # For labels of held-out rows and for the export; the networks cost a few megabytes.
@@ -57,6 +58,7 @@ class Training:
         first = start.round + 1 if start else 1
         described = self.executor.clients.describe()
         self.store.save_clients(described)
+        self._clients = described
         self.observer.run_started(config, first, described)
         state = server.state()
         for round_id in range(first, federation.rounds + 1):
@@ -145,7 +147,14 @@ class Training:
         else:
             known = self._held_out.outputs(network, "calibration")
             self._finite(known.log_probabilities, "calibration", round_id)
-        return calibrate(self.config.evaluation, known, labels, lambda: self._held_out.outputs(network, "outliers"))
+        return calibrate(
+            self.config.evaluation,
+            known,
+            labels,
+            lambda: self._held_out.outputs(network, "outliers"),
+            self.config.dataset.classes,
+            self._clients,
+        )
 
     def _improves(self, nll: float | None) -> bool:
         """Whether no earlier round has a lower NLL on the calibration rows."""

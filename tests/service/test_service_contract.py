@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from fedppd_ray.inference.temperature import scaled
 from fedppd_ray.runs.run import evaluate_run
 from tests.service.conftest import Client, npy, png
 
@@ -30,8 +31,9 @@ def test_answer_has_the_promised_form(client: TestClient, digits: Any) -> None:
 
 @pytest.fixture(scope="module")
 def evaluated(digits_run: Path) -> Any:
-    """Probabilities of the held-out rows, as `fedppd evaluate` computes them."""
-    return np.exp(evaluate_run(digits_run).log_probabilities)
+    """Probabilities of the held-out rows, as `fedppd evaluate` computes them, at the card's temperature."""
+    seen = evaluate_run(digits_run)
+    return np.exp(scaled(seen.log_probabilities, seen.figures["temperature"]))
 
 
 @pytest.mark.parametrize("kind", ["json", "npy uint8", "npy float", "npy fortran", "png"])
