@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/demo
 
-.PHONY: help demo demo-sites test bench lint fmt clean
+.PHONY: help demo demo-sites test bench bench-peers lint fmt clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make demo-sites   a coordinator and three sites over HTTPS on this machine (about 2 minutes)"
 	@echo "make test   install into $(VENV), lint, types, all tests"
 	@echo "make bench  install into $(VENV), short versions of the benchmarks (some minutes, on an idle machine)"
+	@echo "make bench-peers  the same work by Flower and pfl beside ours, each in a venv of its own (some 10 minutes)"
 	@echo "make fmt    format the code"
 	@echo "make clean  remove $(VENV), caches and $(RUN)"
 
@@ -59,6 +60,10 @@ bench: $(VENV)/.package
 	$(BIN)/python benchmarks/server.py --short
 	$(BIN)/python benchmarks/scaling.py --short
 	$(BIN)/python benchmarks/evaluation_share.py --short
+
+# Where CIFAR-10 is not under FEDPPD_DATA, random images take its place.
+bench-peers: $(VENV)/.package
+	$(BIN)/python benchmarks/peers/compare.py
 
 fmt: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -3,8 +3,8 @@
     python benchmarks/scaling.py [--clients 10 30 100 300 1000] [--rows 40] [--turns 3] [--short] [--json FILE]
 
 Measured: FedAvg rounds of virtual clients that share one actor per core, against the ideal (the same local updates in
-one plain process a core, in turns; see round_overhead.py). A round that scales costs the same a client, however many
-there are.
+one plain process per core, in turns; see round_overhead.py). A round that scales costs the same per client,
+however many there are.
 
 PROJECTED, not measured: rounds on clusters, by a queueing model. Actors take bundles of clients from one queue as they
 become free; the driver serves one actor after the other, the server folds one update after the other. Its four numbers

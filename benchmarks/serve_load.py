@@ -226,7 +226,7 @@ def running(kind: str, run: Path) -> Iterator[int]:
 
 
 def large_batches(port: int, run: Path, pixels: Any, repeat: int) -> tuple[float, float]:
-    """Images a second through the service and by the network alone, in turns; the best of each.
+    """Images per second through the service and by the network alone, in turns; the best of each.
 
     The best, because whatever else runs on the machine only ever slows: a median compares the neighbours' moods.
     """

@@ -13,22 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from fedppd_ray import __version__
-from fedppd_ray.cli import facts
+from fedppd_ray.cli import facts, training
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
-from fedppd_ray.cli.options import (
-    DEFAULT_GUESTS,
-    AddressOption,
-    CertificateKeyOption,
-    CertificateOption,
-    ClientAuthorityOption,
-    GuestsOption,
-    JsonOption,
-    ListenOption,
-    RootOption,
-    RunArgument,
-    SerialOption,
-    SettingsOption,
-)
+from fedppd_ray.cli.options import JsonOption, RootOption, RunArgument
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
 from fedppd_ray.errors import FedPPDError
@@ -69,57 +56,8 @@ def _main(
     configure_logging(verbose, log_format)
 
 
-@app.command()
-def train(
-    config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of one that comes along: quickstart.")
-    ],
-    out: Annotated[
-        str | None,
-        typer.Option("--out", help="The run folder, or s3://bucket/prefix. Default: runs/<name of the config>."),
-    ] = None,
-    settings: SettingsOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last saved round.")] = False,
-    resume_if_exists: Annotated[
-        bool, typer.Option("--resume-if-exists", help="Continue the run if there is one, else start it (for retries).")
-    ] = False,
-    address: AddressOption = None,
-    serial: SerialOption = False,
-    listen: ListenOption = None,
-    certificate: CertificateOption = None,
-    certificate_key: CertificateKeyOption = None,
-    client_authority: ClientAuthorityOption = None,
-    guests: GuestsOption = DEFAULT_GUESTS,
-) -> None:
-    """Train a student from federated clients. Ctrl-C stops; --resume continues."""
-    from fedppd_ray.api import train as train_run
-    from fedppd_ray.cli.display import open_display
-    from fedppd_ray.config.file import load_config
-    from fedppd_ray.reports.run import report_run
-    from fedppd_ray.sites.coordinator import parse_listen
-
-    resolved = load_config(config, settings or [])
-    folder = out or f"runs/{resolved.name}"
-    door = parse_listen(listen, certificate, certificate_key, guests, client_authority) if listen else None
-    try:
-        train_run(
-            resolved,
-            folder,
-            observer=open_display(),
-            resume=resume,
-            resume_if_exists=resume_if_exists,
-            address=address,
-            serial=serial,
-            listen=door,
-        )
-        report = report_run(folder)
-    except KeyboardInterrupt:
-        again = f"fedppd train {config} --out {folder} --resume"
-        extra = "".join(f" --set {setting}" for setting in settings or [])
-        fail(f"stopped; every finished round is saved. Continue with: {again}{extra}", 130)
-    print(f"run folder: {folder}   report: {report}")
-
-
+app.command()(training.train)
+app.command()(training.resume)
 app.command()(compare)
 app.command()(active)
 
@@ -310,7 +248,7 @@ def main(run: Callable[[], Any] = app) -> None:
     except OSError as error:
         # A full disk, a folder without permission: the system's word is all there is to say.
         where = f"{error.filename}: " if error.filename else ""
-        again = "finished rounds are saved: the same command goes on, `train` with --resume"
+        again = "finished rounds are saved: the same command goes on, a run with `fedppd resume`"
         fail(f"{where}{error.strerror or error}; {again}", 1)
     except KeyboardInterrupt:
         fail("stopped", 130)

@@ -1,13 +1,12 @@
 """The commands that make many runs: `fedppd compare` and `fedppd active`."""
 
-import shlex
-import sys
 from typing import Annotated, NoReturn
 
 import typer
 
 from fedppd_ray.cli.console import fail
 from fedppd_ray.cli.options import AddressOption, SerialOption, SettingsOption
+from fedppd_ray.cli.training import this_command
 
 
 def compare(
@@ -63,6 +62,7 @@ def compare(
             observer=open_display,
             address=address,
             serial=serial,
+            command=this_command(),
         )
     except KeyboardInterrupt:
         _stopped()
@@ -119,5 +119,4 @@ def active(
 
 
 def _stopped() -> NoReturn:
-    again = shlex.join(["fedppd", *sys.argv[1:]])
-    fail(f"stopped; every finished round is saved. Continue with the same command: {again}", 130)
+    fail(f"stopped; every finished round is saved. Continue with the same command: {this_command()}", 130)

@@ -1,8 +1,9 @@
 """[1] The `data` section: which data set, who holds what, and what networks fit it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -10,6 +11,11 @@ from fedppd_ray.config.nouns import DATASETS, FOLDER, NETWORKS, DatasetInfo
 from fedppd_ray.config.section import Section
 from fedppd_ray.config.table import SHIFTED, TABLE, TableConfig
 from fedppd_ray.registry import suggest
+
+# `data.calibration: auto` holds back this share of the rows, a client at least so many, and none of fewer than four
+# times that.
+AUTO_SHARE, FEWEST_KEPT = 0.1, 10
+Calibration = Literal["auto"] | Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)]
 
 
 class PartitionConfig(Section):
@@ -61,12 +67,36 @@ class DataConfig(Section):
     reserved: int = Field(
         default=0, ge=0, description="rows that nobody gets: other methods of the same comparison have them as a pool"
     )
-    calibration: int = Field(default=0, ge=0, description="held-out rows that set the abstention threshold")
+    calibration: Calibration = Field(
+        default=0,
+        description="held-out rows that set the abstention threshold: a number of common rows, or the share that is "
+        "kept back, by each client where each has rows of its own; auto: a tenth",
+    )
 
     @property
     def withheld(self) -> int:
         """Rows that no client gets and that no threshold is set on: the server's, or another method's server's."""
         return max(self.server_pool, self.reserved)
+
+    @property
+    def kept_by_clients(self) -> bool:
+        """Whether clients, each of which has rows of its own, keep some of them back: there are no common ones."""
+        return self.partition.kind == "folders" and not isinstance(self.calibration, int)
+
+    def calibration_rows(self, rows: int) -> int:
+        """How many of the common training rows, of which there are so many, set the threshold."""
+        if isinstance(self.calibration, int):
+            return self.calibration
+        return 0 if self.kept_by_clients else self._share_of(rows)
+
+    def kept_rows(self, rows: int) -> int:
+        """How many of its own rows, of which it has so many, a client keeps back."""
+        return self._share_of(rows) if self.kept_by_clients else 0
+
+    def _share_of(self, rows: int) -> int:
+        if self.calibration != "auto":
+            return math.ceil(self.calibration * rows - 1e-9)
+        return max(FEWEST_KEPT, math.ceil(AUTO_SHARE * rows - 1e-9)) if rows >= 4 * FEWEST_KEPT else 0
 
     @property
     def info(self) -> DatasetInfo:
@@ -166,8 +196,6 @@ def _check_partition(part: PartitionConfig, info: DatasetInfo) -> None:
         raise ValueError(
             "data.partition.kind: column needs data.table.client_column: the column that says whose row it is"
         )
-    if part.kind == "folders" and info.name not in (FOLDER, TABLE):
-        raise ValueError(f"data.partition.kind: folders is for data.name: {FOLDER} and {TABLE}, not {info.name}")
 
 
 class NetworkChoice(Protocol):

@@ -51,10 +51,13 @@ def load_for_method(path: Path | str, overrides: Overrides, changes: Sequence[st
     return parse_config(restricted(values, _method_of(values)))
 
 
-def load_stored(path: Path) -> Config:
-    """The configuration of a run folder, whichever version wrote it."""
+def load_stored(path: Path, overrides: Overrides = ()) -> Config:
+    """The configuration of a run folder, whichever version wrote it, with some of its keys changed."""
     values = _read(path, ())
-    return parse_config(upgraded(values, _method_of(values)))
+    values = upgraded(values, _method_of(values))
+    for override in override_lines(overrides):
+        _apply_override(values, override)
+    return parse_config(values)
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:

@@ -87,4 +87,6 @@ SCORES: Registry[Any] = Registry("score", built_in="fedppd_ray.inference.scores"
 # federation.aggregate.Rule: how clients' models become one; federation.transforms: what an update passes at the client.
 AGGREGATIONS: Registry[Any] = Registry("aggregation", built_in="fedppd_ray.federation.aggregate")
 TRANSFORMS: Registry[Any] = Registry("transform", built_in="fedppd_ray.federation.transforms")
+# inference.questions.Question: what clients may be asked about rows that they keep back.
+QUESTIONS: Registry[Any] = Registry("question", built_in="fedppd_ray.evaluation.questions")
 FOLDER = "folder"  # the data set that users bring: its facts are in `data.folder` of the configuration

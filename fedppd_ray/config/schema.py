@@ -17,9 +17,10 @@ from pydantic import BeforeValidator, Field, create_model, field_validator, mode
 from fedppd_ray.config.client import ClientConfig, check_client
 from fedppd_ray.config.conformal import ConformalConfig, check_shares
 from fedppd_ray.config.data import DataConfig, check_corruptions, check_data, check_network
-from fedppd_ray.config.nouns import AGGREGATIONS, METHODS, NETWORKS, SCORES, TRANSFORMS, DatasetInfo
+from fedppd_ray.config.nouns import AGGREGATIONS, FOLDER, METHODS, NETWORKS, SCORES, TRANSFORMS, DatasetInfo
 from fedppd_ray.config.own_networks import brought, import_brought, is_own, open_networks
 from fedppd_ray.config.section import Section
+from fedppd_ray.config.table import TABLE
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.registry import Registry, import_all, suggest
 
@@ -128,6 +129,10 @@ class ClientOverrides(Section):
     gpus: float | None = Field(default=None, ge=0)
     label_selector: Mapping[str, str] = Field(default={}, description="labels of the Ray node that it must live on")
     data: str | None = Field(default=None, description="folder with its own images.npy and labels.npy, on that node")
+    held_out: str | None = Field(
+        default=None,
+        description="folder with rows that it keeps back and answers questions about; else see calibration",
+    )
     site: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
@@ -187,6 +192,7 @@ class Config(Section):
             if not fnmatch.filter(ids, pattern):
                 raise ValueError(f"clients.{pattern}: matches no client; ids are {ids[0]} to {ids[-1]}")
         _check_sites(self)
+        _check_own_rows(self)
         return self
 
     @property
@@ -286,6 +292,21 @@ def _check_names(config: Config) -> None:
             raise ValueError(f"evaluation.{key}: {value} is chosen on calibration rows; set data.calibration above 0")
 
 
+def _check_own_rows(config: Config) -> None:
+    """`partition.kind: folders` says that clients bring their rows: from ROOT/clients, or as `clients` says."""
+    own = [section for section in config.clients.values() if section.data is not None or section.site is not None]
+    if config.data.partition.kind == "folders" and config.dataset.name not in (FOLDER, TABLE) and not own:
+        raise ValueError(
+            f"data.partition.kind: folders is for data.name: {FOLDER} and {TABLE}, not {config.dataset.name}; or say "
+            f"where rows are, as clients: {{client-00: {{data: /data/hospital-a}}}}"
+        )
+    if config.data.kept_by_clients and config.evaluation.score == AUTO:
+        raise ValueError(
+            "evaluation.score: auto is chosen on rows of the coordinator's, and here the clients keep theirs; name a "
+            "score, such as entropy"
+        )
+
+
 def _check_sites(config: Config) -> None:
     taken: dict[str, str] = {}
     for client, site in config.sites().items():
@@ -293,7 +314,7 @@ def _check_sites(config: Config) -> None:
             raise ValueError(f"clients.{client}.site: {site} is {taken[site]} already; a site is one client")
         taken[site] = client
         own = config.overrides_for(client).model_dump(exclude_defaults=True)
-        for key in ("cpus", "gpus", "label_selector", "data"):
+        for key in ("cpus", "gpus", "label_selector", "data", "held_out"):
             if key in own:
                 raise ValueError(f"clients.{client}.{key}: {site} is a site and decides that itself; remove it")
     if taken and config.active:

@@ -1,4 +1,4 @@
-"""Parsed arrays, kept once a machine: read-only `.npy` maps that every process of a node shares in the page cache.
+"""Parsed arrays, kept once per machine: read-only `.npy` maps that every process of a node shares in the page cache.
 
 An entry's name holds a fingerprint of the files it was parsed from (names, sizes, times of change), so that files
 replaced in place are read again. The whole folder may be deleted whenever nothing runs.

@@ -1,4 +1,4 @@
-"""Data sets as uint8 arrays, parsed once a machine and memory-mapped by every process that needs them.
+"""Data sets as uint8 arrays, parsed once per machine and memory-mapped by every process that needs them.
 
 `load` gives a data set whose parts are mapped when they are first asked for: ten actors on a node share one copy, and
 who wants the test rows needs no training files. `prepare` does the parsing ahead of time.

@@ -4,6 +4,8 @@ runs/demo/
   config.yaml                     every setting, resolved
   metrics.jsonl                   one line per round
   clients.json                    who holds how many rows
+  journal.jsonl                   one line per process that worked on it: when, which command, which version
+  .lock                           held by the process that writes here
   checkpoints/round-000020/       state.safetensors, manifest.json
   student/                        student.safetensors, model.json: all that serving needs; model.sig where it is signed
   sites.jsonl                     what sites found on rows of their own, where they consent
@@ -13,7 +15,8 @@ runs/demo/
 
 import re
 
-CONFIG, METRICS, CLIENTS = "config.yaml", "metrics.jsonl", "clients.json"
+CONFIG, METRICS, CLIENTS, JOURNAL = "config.yaml", "metrics.jsonl", "clients.json", "journal.jsonl"
+LOCK = ".lock"  # of a run, and of a study
 CHECKPOINTS, STATE, MANIFEST = "checkpoints", "state.safetensors", "manifest.json"
 STUDENT, WEIGHTS, CARD = "student", "student.safetensors", "model.json"
 SIGNATURE = "model.sig"  # of the card, by whoever made the export
@@ -22,12 +25,12 @@ SITE_FIGURES = "sites.jsonl"
 REPORT, PLOTS = "report.html", "plots"
 FIGURES, BEST_FIGURES = "figures.json", "figures-best.json"
 # Of a study.
-RESULTS, TABLE, LOCK = "results.json", "table.md", ".lock"
+RESULTS, TABLE = "results.json", "table.md"
 
 # The names are spelt out: keys of a bucket are outside data, and must not lead out of the local folder.
 _STATE_FILES = rf"{CHECKPOINTS}/round-\d+/(?:{re.escape(STATE)}|{re.escape(MANIFEST)})"
-TO_RESUME = re.compile(rf"{re.escape(CONFIG)}|{re.escape(METRICS)}|{_STATE_FILES}")
-TO_READ = re.compile("|".join(map(re.escape, (CONFIG, METRICS, CLIENTS))))
+TO_RESUME = re.compile(rf"{re.escape(CONFIG)}|{re.escape(METRICS)}|{re.escape(JOURNAL)}|{_STATE_FILES}")
+TO_READ = re.compile("|".join(map(re.escape, (CONFIG, METRICS, CLIENTS, JOURNAL))))
 
 
 def checkpoint_of(round_id: int) -> str:

@@ -5,14 +5,15 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedppd_ray.config.file import load_stored
+from fedppd_ray.config.file import Overrides, load_stored
 from fedppd_ray.config.identity import binding, config_hash, conflicts
 from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import CheckpointError
@@ -35,6 +36,7 @@ from fedppd_ray.runs.layout import (
     checkpoint_of,
     student_file,
 )
+from fedppd_ray.runs.lock import locked
 from fedppd_ray.runs.remote import Mirror
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,23 @@ class RunStore:
 
     def exists(self) -> bool:
         return (self.folder / CONFIG).exists()
+
+    def require_run(self) -> None:
+        if not self.exists():
+            raise CheckpointError(f"{self._name} holds no run to resume; leave --resume out to start one")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """This process alone writes here. At a URL nobody is kept out: object storage has no locks."""
+        if self._mirror:
+            yield
+            return
+        try:
+            make_folder(self.folder)
+        except OSError as error:
+            raise CheckpointError(f"{self._name} cannot be made ({error.strerror}); choose another --out") from None
+        with locked(self.folder):
+            yield
 
     def has_rounds(self) -> bool:
         """Whether anything was computed that another configuration would contradict."""
@@ -78,8 +97,7 @@ class RunStore:
 
     def resume(self, config: Config) -> GlobalState | None:
         """The newest sound state, or None if no round was finished; metrics are cut back to match."""
-        if not self.exists():
-            raise CheckpointError(f"{self._name} holds no run to resume; leave --resume out to start one")
+        self.require_run()
         self._require_same(config)
         make_folder(self._checkpoints)
         for leftover in self._checkpoints.glob(f"{UNFINISHED}*"):
@@ -107,10 +125,11 @@ class RunStore:
         self._push(CONFIG, METRICS)
         return state
 
-    def config(self) -> Config:
+    def config(self, overrides: Overrides = ()) -> Config:
+        """As it was stored, or with some of its keys changed."""
         if not self.exists():
             raise CheckpointError(f"{self._name} is no run folder: it has no {CONFIG}")
-        return load_stored(self.folder / CONFIG)
+        return load_stored(self.folder / CONFIG, overrides)
 
     def _write_config(self, config: Config) -> None:
         text = yaml.safe_dump(config.values(), sort_keys=False)

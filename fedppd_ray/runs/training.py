@@ -25,6 +25,7 @@ from fedppd_ray.inference.predictor import NetworkPredictor, Predictor, network_
 from fedppd_ray.inference.scores import Floats, Outputs
 from fedppd_ray.methods import build_method
 from fedppd_ray.methods.base import Method
+from fedppd_ray.runs.clock import now
 from fedppd_ray.runs.export import export_student
 from fedppd_ray.runs.store import RunStore
 from fedppd_ray.workers.asked import TEACHER
@@ -178,6 +179,7 @@ def _record(report: RoundReport, scores: Metrics | None, seconds: float, traffic
     delivered, failed = len(report.accepted), len(report.failures)
     return {
         "round": report.round,
+        "time": now(),
         **metrics,
         "seconds": round(seconds, 3),
         "clients": delivered,

@@ -4,7 +4,6 @@ Every run is an ordinary one. Its figures are all the state there is: the same c
 continues the rest where it stopped.
 """
 
-import fcntl
 import json
 import re
 from collections.abc import Iterator
@@ -22,8 +21,9 @@ from fedppd_ray.errors import CheckpointError, ConfigError
 from fedppd_ray.evaluation.run import evaluate_predictor
 from fedppd_ray.methods import build_method, compare_rows
 from fedppd_ray.registry import suggest
+from fedppd_ray.runs import lock
 from fedppd_ray.runs.files import write_json
-from fedppd_ray.runs.layout import BEST_FIGURES, FIGURES, LOCK
+from fedppd_ray.runs.layout import BEST_FIGURES, FIGURES
 from fedppd_ray.runs.run import teacher_of
 from fedppd_ray.runs.store import RunStore
 from fedppd_ray.studies.compared import Outcome, curves_of
@@ -196,16 +196,12 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One command at a time in a folder; the lock goes with the process, so a crash cannot leave it."""
+    """One command at a time in the folder of a study."""
     if RunStore(folder).exists():
         raise ConfigError(f"--out {folder} holds a run of its own, whose report would be overwritten; choose another")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made ({error.strerror}); choose another --out") from None
-    with (folder / LOCK).open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{folder}: another command is at work there; wait for it, or stop it") from None
+    with lock.locked(folder):
         yield

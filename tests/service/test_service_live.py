@@ -82,7 +82,8 @@ def test_a_triton_client_gets_what_evaluate_computes(server: Server, digits: Any
     assert client.is_server_ready()
     assert client.is_model_ready("digits")
     metadata = client.get_model_metadata("digits")
-    assert metadata["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 28, 28]}]
+    (image,) = metadata["inputs"]
+    assert image == {"name": "image", "datatype": "FP32", "shape": [-1, 28, 28], "parameters": {"range": [0.0, 255.0]}}
     for dtype, kind, binary in ((np.float32, "FP32", True), (np.uint8, "UINT8", True), (np.float32, "FP32", False)):
         tensor = triton.InferInput("image", list(rows.shape), kind)
         tensor.set_data_from_numpy(rows.astype(dtype), binary_data=binary)

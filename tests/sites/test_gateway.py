@@ -103,7 +103,7 @@ def test_another_version_is_refused_with_a_line_to_read(own: Door) -> None:
     assert status == 426
     assert "update fedppd" in answer["error"]
     assert own.http.get("/v7/ask").status_code == 426
-    assert own.http.get("/hello").json()["wire"] == "1.0"
+    assert own.http.get("/hello").json()["wire"] == "1.1"
 
 
 def test_what_is_no_update_of_this_run_is_refused(own: Door) -> None:

@@ -60,7 +60,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def without_time(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+    return [{key: value for key, value in record.items() if key not in ("seconds", "time")} for record in records]
 
 
 def same_state(first: GlobalState, second: GlobalState) -> bool:
@@ -84,7 +84,7 @@ def test_a_run_leaves_what_other_work_relies_on(uninterrupted: Path, tiny: Tiny)
 
 def test_metrics_have_a_line_a_round_with_the_agreed_fields(uninterrupted: Path) -> None:
     records = lines(uninterrupted)
-    agreed = {"round", "accuracy", "nll", "ece", "mce", "brier", "seconds", "clients", "failed"}
+    agreed = {"round", "time", "accuracy", "nll", "ece", "mce", "brier", "seconds", "clients", "failed"}
     assert [record["round"] for record in records] == [1, 2, 3]
     for record in records:
         assert set(record) == agreed | {"failures", "rows", "megabytes", "calibration_nll", "teacher_accuracy"}
@@ -132,7 +132,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert card(tmp_path / "run") == card(uninterrupted)
 
 
-# Each is called once a round, in this order.
+# Each is called once per round, in this order.
 MOMENTS: dict[str, tuple[Any, str]] = {
     "before the student": (export_module, "write_atomically"),
     "between the student and its card": (export_module, "write_json"),
