@@ -17,6 +17,8 @@ from pydantic import BeforeValidator, Field, create_model, field_validator, mode
 from fedppd_ray.config.client import ClientConfig, check_client
 from fedppd_ray.config.conformal import ConformalConfig, check_shares
 from fedppd_ray.config.data import DataConfig, check_corruptions, check_data, check_network
+from fedppd_ray.config.names import check_names, own_names
+from fedppd_ray.config.names import client_ids as client_ids
 from fedppd_ray.config.nouns import AGGREGATIONS, FOLDER, METHODS, NETWORKS, SCORES, TRANSFORMS, DatasetInfo
 from fedppd_ray.config.own_networks import brought, import_brought, is_own, open_networks
 from fedppd_ray.config.section import Section
@@ -167,7 +169,9 @@ class Config(Section):
     active: ActiveConfig | None = Field(default=None, description="active learning: train on labelled rows only")
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
-    clients: Mapping[str, ClientOverrides] = Field(default={}, description="by client id or pattern: client-0*")
+    clients: Mapping[str, ClientOverrides] = Field(
+        default={}, description="by client: a name of its own, an id, or a pattern: client-0*"
+    )
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
@@ -187,10 +191,11 @@ class Config(Section):
         method.check(self)
         if self.data.server_pool == 0 and method.needs_pool(self.model_dump()):
             raise ValueError("data.server_pool: distillation on the server needs unlabelled rows; set it above 0")
-        ids = client_ids(self.federation.clients)
+        check_names(own_names(self.clients), self.federation.clients)
+        ids = self.client_names
         for pattern in self.clients:
             if not fnmatch.filter(ids, pattern):
-                raise ValueError(f"clients.{pattern}: matches no client; ids are {ids[0]} to {ids[-1]}")
+                raise ValueError(f"clients.{pattern}: matches no client; they are called {ids[0]} to {ids[-1]}")
         _check_sites(self)
         _check_own_rows(self)
         return self
@@ -198,6 +203,11 @@ class Config(Section):
     @property
     def dataset(self) -> DatasetInfo:
         return self.data.info
+
+    @property
+    def client_names(self) -> list[str]:
+        """All clients, sorted: by the names that `clients` gives them, else client-00, client-01, …"""
+        return own_names(self.clients) or client_ids(self.federation.clients)
 
     def overrides_for(self, client: str) -> ClientOverrides:
         """Everything that `clients` says of this one; later patterns win."""
@@ -211,7 +221,7 @@ class Config(Section):
         """Client → the site that is this client, of those that are one."""
         if all(section.site is None for section in self.clients.values()):
             return {}
-        named = {client: self.overrides_for(client).site for client in client_ids(self.federation.clients)}
+        named = {client: self.overrides_for(client).site for client in self.client_names}
         return {client: site for client, site in named.items() if site is not None}
 
     def network_for(self, role: str) -> str:
@@ -319,12 +329,6 @@ def _check_sites(config: Config) -> None:
                 raise ValueError(f"clients.{client}.{key}: {site} is a site and decides that itself; remove it")
     if taken and config.active:
         raise ValueError("active: sites do not label rows for a study; remove it, or clients.*.site")
-
-
-def client_ids(count: int) -> list[str]:
-    """client-00, client-01, …: padded so that sorting by name is sorting by number."""
-    width = max(2, len(str(count - 1)))
-    return [f"client-{index:0{width}d}" for index in range(count)]
 
 
 def number_or_text(value: object) -> object:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import FedPPDError, ServerLostError
 from fedppd_ray.evaluation.calibration import Calibration, calibrate, needs_network
 from fedppd_ray.evaluation.metrics import Metrics, metrics_of
@@ -54,7 +54,7 @@ class Training:
     def run_rounds(self, start: GlobalState | None) -> None:
         """Every round after `start` (None: from the initialisation)."""
         config, federation, server = self.config, self.config.federation, self.executor.server
-        clients = client_ids(federation.clients)
+        clients = config.client_names
         server.install(start)
         first = start.round + 1 if start else 1
         described = self.executor.clients.describe()
