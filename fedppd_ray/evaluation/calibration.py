@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedppd_ray.config.conformal import ConformalConfig
 from fedppd_ray.config.schema import AUTO, EvaluationConfig
+from fedppd_ray.evaluation.by_clients import Ask, sets_of_clients, temperature_of_clients
 from fedppd_ray.evaluation.metrics import auroc
 from fedppd_ray.evaluation.sets import calibrated_sets
 from fedppd_ray.federation.types import ClientInfo
@@ -70,6 +72,15 @@ def calibrate(
     names = classes or [str(number) for number in range(known.log_probabilities.shape[1])]
     sets = calibrated_sets(config.conformal, served.log_probabilities, labels, names, clients)
     return Calibration(temperature, score, choice, abstention, nll, sets)
+
+
+def by_clients(found: Calibration, config: ConformalConfig, classes: Sequence[str], ask: Ask) -> Calibration:
+    """Temperature and sets of rows that stay at the clients; unchanged where no client keeps enough rows back."""
+    fitted = temperature_of_clients(ask)
+    if fitted is None:
+        return found
+    temperature, counts = fitted
+    return replace(found, temperature=temperature, conformal=sets_of_clients(config, classes, temperature, counts, ask))
 
 
 def _compared(known: Outputs, labels: Labels, outliers: Outputs) -> dict[str, dict[str, float]]:

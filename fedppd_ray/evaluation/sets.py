@@ -38,9 +38,8 @@ def calibrated_sets(
     """
     rule = Rule(config.method, config.penalty, config.free_classes)
     weights = class_weights(config.shares, classes, np.bincount(labels, minlength=len(classes)))
-    entry = conformal_card(
-        rule, exact_tally(rule, log_probabilities, labels), weights, config.confidence, "calibration"
-    )
+    tally = exact_tally(rule, log_probabilities, labels, weights)
+    entry = conformal_card(rule, tally, weights, config.confidence, len(labels))
     level = conformal_level({"conformal": entry}, config.confidence)
     return entry | {"coverage": _groups(level, log_probabilities, labels, classes, clients)}
 

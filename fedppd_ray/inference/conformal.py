@@ -24,7 +24,7 @@ from fedppd_ray.errors import ConfigError
 from fedppd_ray.inference.scores import Floats, Labels
 
 LEVELS = (*(round(0.01 * step, 2) for step in range(50, 100)), *(round(0.001 * step, 3) for step in range(991, 1000)))
-BINS = 1000  # of a tally without scores of single rows
+BINS = 500  # of a tally without scores of single rows
 GUARANTEE = "marginal"  # over all rows together: never of a class or a site by itself
 _ROUNDING = 1e-9  # (n + 1)·confidence is meant exactly: 0.9 · 10 is 9
 
@@ -66,42 +66,36 @@ class Rule:
 
 @dataclass(frozen=True)
 class Tally:
-    """How often each class had which score: `counts` (points × classes) of rows at most `values`, above the one before.
+    """How much weight of calibration rows has which score: `mass` of rows at most `values`, above the one before.
 
     Exact with one point for each score; of rows that stay at their clients, the bins of a histogram, whose upper edges
     are the points: then thresholds are rounded up, by at most one bin, and sets can only be larger.
     """
 
     values: Floats
-    counts: NDArray[np.int64]
-
-    @property
-    def rows(self) -> int:
-        return int(self.counts.sum())
+    mass: Floats
 
 
-def exact_tally(rule: Rule, log_probabilities: Floats, labels: Labels) -> Tally:
+def exact_tally(rule: Rule, log_probabilities: Floats, labels: Labels, weights: Floats) -> Tally:
     values, which = np.unique(rule.of_labels(log_probabilities, labels), return_inverse=True)
-    counts = np.zeros((len(values), log_probabilities.shape[1]), np.int64)
-    np.add.at(counts, (which, labels), 1)
-    return Tally(values, counts)
+    return Tally(values, np.bincount(which, _finite(weights)[labels], len(values)).astype(np.float64))
 
 
-def binned_tally(rule: Rule, log_probabilities: Floats, labels: Labels) -> Tally:
-    """What a client answers: counts in `BINS` equal bins; tallies of clients add up."""
-    classes = log_probabilities.shape[1]
-    width = np.float64(rule.largest(classes) / BINS)
-    which = np.clip(np.ceil(rule.of_labels(log_probabilities, labels) / width) - 1, 0, BINS - 1).astype(np.int64)
-    counts = np.zeros((BINS, classes), np.int64)
-    np.add.at(counts, (which, labels), 1)
-    # A hair above the edge: division and multiplication need not round alike.
-    edges: Floats = width * np.arange(1, BINS + 1, dtype=np.float64) + _ROUNDING
-    return Tally(edges, counts)
+def edges(rule: Rule, classes: int) -> Floats:
+    """Upper edges of the bins, a hair above: division and multiplication need not round alike."""
+    upper: Floats = rule.largest(classes) / BINS * np.arange(1, BINS + 1, dtype=np.float64) + _ROUNDING
+    return upper
 
 
-def summed(tallies: Sequence[Tally]) -> Tally:
-    """Of clients with the same bins."""
-    return Tally(tallies[0].values, np.sum([tally.counts for tally in tallies], axis=0))
+def binned_mass(rule: Rule, log_probabilities: Floats, labels: Labels, weights: Floats) -> Floats:
+    """What a client answers: the weight of its rows in `BINS` equal bins of the score. Clients' answers add up."""
+    share = rule.of_labels(log_probabilities, labels) / rule.largest(log_probabilities.shape[1])
+    which = np.clip(np.ceil(share * BINS) - 1, 0, BINS - 1).astype(np.int64)
+    return np.bincount(which, _finite(weights)[labels], BINS).astype(np.float64)
+
+
+def _finite(weights: Floats) -> Floats:
+    return np.where(np.isfinite(weights), weights, 0.0)
 
 
 def class_weights(shares: Mapping[str, float] | None, classes: Sequence[str], counts: NDArray[np.int64]) -> Floats:
@@ -123,9 +117,8 @@ def thresholds(tally: Tally, confidence: float, weights: Floats) -> Floats:
     promise holds where classes have shares q instead of the calibration rows' p, and look alike otherwise (label shift;
     Podkopaev & Ramdas, UAI 2021).
     """
-    finite = np.where(np.isfinite(weights), weights, 0.0)
-    reached = np.concatenate([np.cumsum(tally.counts @ finite), [np.inf]])
-    needed = confidence * (tally.counts.sum(axis=0) @ finite + weights)
+    reached = np.concatenate([np.cumsum(tally.mass), [np.inf]])
+    needed = confidence * (tally.mass.sum() + weights)
     at = np.searchsorted(reached, needed - _ROUNDING * np.maximum(1, np.minimum(needed, 1e300)), side="left")
     limits: Floats = np.append(tally.values, np.inf)[np.minimum(at, len(tally.values))]
     return limits
@@ -150,7 +143,9 @@ def members(rule: Rule, log_probabilities: Floats, limits: Floats) -> Mask:
     return inside
 
 
-def conformal_card(rule: Rule, tally: Tally, weights: Floats, confidence: float, source: str) -> dict[str, Any]:
+def conformal_card(
+    rule: Rule, tally: Tally, weights: Floats, confidence: float, rows: int, source: str = "calibration"
+) -> dict[str, Any]:
     """What a model card has to know to answer any confidence: a threshold, or one for each class, by level."""
     table = []
     for level in sorted({*LEVELS, confidence}):
@@ -165,7 +160,7 @@ def conformal_card(rule: Rule, tally: Tally, weights: Floats, confidence: float,
         "method": rule.kind,
         **settings,
         "guarantee": GUARANTEE,
-        "rows": tally.rows,
+        "rows": rows,
         "source": source,
         "confidence": confidence,
         **weighted,

@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import FedPPDError, ServerLostError
-from fedppd_ray.evaluation.calibration import Calibration, calibrate, needs_network
+from fedppd_ray.evaluation.calibration import Calibration, by_clients, calibrate, needs_network
 from fedppd_ray.evaluation.metrics import Metrics, metrics_of
 from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.failure_policy import FailurePolicy
@@ -120,7 +121,7 @@ class Training:
         student = self._method.student(state.models)
         network = network_predictor(student)
         own = None if self._method.one_network else network
-        calibration = self._calibrate(state.round, network)
+        calibration = self._calibrate(state, network)
         more = {} if calibration.nll is None else {"calibration_nll": calibration.nll}
         if self.config.evaluation.export == "best" and not self._improves(calibration.nll):
             return more
@@ -138,9 +139,12 @@ class Training:
         self.observer.exported(state.round, card)
         return more
 
-    def _calibrate(self, round_id: int, network: NetworkPredictor) -> Calibration:
-        """By the method's own predictions, which are the network's; here, where a score needs more than these."""
-        labels = self._held_out.labels("calibration")
+    def _calibrate(self, state: GlobalState, network: NetworkPredictor) -> Calibration:
+        """By the method's own predictions, which are the network's; here, where a score needs more than these.
+
+        Without calibration rows of one's own, the clients are asked about those that they keep back.
+        """
+        labels, round_id = self._held_out.labels("calibration"), state.round
         if not len(labels):
             known = Outputs(np.empty((0, len(self.config.dataset.classes))))
         elif self._method.one_network and not needs_network(self.config.evaluation):
@@ -148,7 +152,7 @@ class Training:
         else:
             known = self._held_out.outputs(network, "calibration")
             self._finite(known.log_probabilities, "calibration", round_id)
-        return calibrate(
+        found = calibrate(
             self.config.evaluation,
             known,
             labels,
@@ -156,6 +160,10 @@ class Training:
             self.config.dataset.classes,
             self._clients,
         )
+        if len(labels):
+            return found
+        ask = partial(self.executor.clients.ask, state=state)
+        return by_clients(found, self.config.evaluation.conformal, self.config.dataset.classes, ask)
 
     def _improves(self, nll: float | None) -> bool:
         """Whether no earlier round has a lower NLL on the calibration rows."""

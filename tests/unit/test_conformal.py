@@ -17,14 +17,15 @@ from fedppd_ray.errors import ConfigError
 from fedppd_ray.inference.conformal import (
     BINS,
     Rule,
-    binned_tally,
+    Tally,
+    binned_mass,
     class_weights,
     conformal_card,
     conformal_level,
+    edges,
     estimated_shares,
     exact_tally,
     members,
-    summed,
     thresholds,
 )
 from fedppd_ray.inference.scores import Floats, Labels
@@ -90,7 +91,7 @@ def test_the_sets_are_those_of_mapie(rule: Rule, score: Any, confidence: float) 
     log_p, labels = predictions(1300)
     known, new = log_p[:300], log_p[300:]
     theirs, _ = mapie_sets(score(), known, labels[:300], new, confidence)
-    ours = members(rule, new, thresholds(exact_tally(rule, known, labels[:300]), confidence, ONES))
+    ours = members(rule, new, thresholds(exact_tally(rule, known, labels[:300], ONES), confidence, ONES))
     empty = ~theirs.any(axis=1)
     assert np.array_equal(ours[~empty], theirs[~empty])
     # Where mapie names nobody, the most probable class stands alone.
@@ -105,7 +106,7 @@ def test_the_threshold_of_raps_is_that_of_mapie_and_its_sets_are_no_larger() -> 
     inner = made._mapie_classifier.conformity_score_function_
     rule = Rule("raps", float(inner.lambda_star), int(inner.k_star[0]))
     kept = np.flatnonzero((np.exp(log_p[:500])[:, None] != inner.y_pred_proba_raps[None]).any(axis=2).all(axis=1))
-    limits = thresholds(exact_tally(rule, log_p[kept], labels[kept]), 0.9, ONES)
+    limits = thresholds(exact_tally(rule, log_p[kept], labels[kept], ONES), 0.9, ONES)
     assert limits[0] == pytest.approx(float(inner.quantiles_[0]), abs=1e-12)
     ours = members(rule, log_p[500:], limits)
     # mapie asks the penalty of the class before: its sets may have one class more, and the same but for that.
@@ -131,7 +132,7 @@ def test_over_1000_resplits_coverage_has_the_beta_binomial_distribution(rule: Ru
         # Fresh rows each time: resplits of the same rows are not independent of each other.
         log_p, labels = predictions(calibration + new, seed=int(generator.integers(2**31)))
         own = rule.of_labels(log_p, labels)
-        limits = thresholds(exact_tally(rule, log_p[:calibration], labels[:calibration]), confidence, ONES)
+        limits = thresholds(exact_tally(rule, log_p[:calibration], labels[:calibration], ONES), confidence, ONES)
         held[split] = (own[calibration:] <= limits[0]).sum()
     rank = math.ceil((calibration + 1) * confidence - 1e-9)
     law = betabinom(new, rank, calibration + 1 - rank)
@@ -151,13 +152,13 @@ def test_the_threshold_is_the_order_statistic_of_n_plus_1(rows: int, confidence:
     own = np.sort(Rule("lac").of_labels(log_p, labels))
     rank = math.ceil((rows + 1) * confidence - 1e-9)
     wanted = own[rank - 1] if rank <= rows else math.inf
-    assert (thresholds(exact_tally(Rule("lac"), log_p, labels), confidence, ONES) == wanted).all()
+    assert (thresholds(exact_tally(Rule("lac"), log_p, labels, ONES), confidence, ONES) == wanted).all()
 
 
 def test_no_set_is_empty_and_equal_questions_have_equal_answers() -> None:
     log_p, labels = predictions(500)
     for rule in RULES:
-        limits = thresholds(exact_tally(rule, log_p, labels), 0.5, ONES)
+        limits = thresholds(exact_tally(rule, log_p, labels, ONES), 0.5, ONES)
         first = members(rule, log_p, limits)
         assert first.any(axis=1).all()
         assert first[np.arange(500), log_p.argmax(axis=1)].all()
@@ -167,7 +168,7 @@ def test_no_set_is_empty_and_equal_questions_have_equal_answers() -> None:
 def test_higher_confidence_means_larger_sets() -> None:
     log_p, labels = predictions(400)
     for rule in RULES:
-        card = {"conformal": conformal_card(rule, exact_tally(rule, log_p, labels), ONES, 0.9, "calibration")}
+        card = {"conformal": conformal_card(rule, exact_tally(rule, log_p, labels, ONES), ONES, 0.9, 400)}
         before = np.zeros((400, 6), bool)
         for confidence in (0.3, 0.5, 0.777, 0.9, 0.95, 0.99, 0.9999):
             level = conformal_level(card, confidence)
@@ -181,7 +182,8 @@ def test_higher_confidence_means_larger_sets() -> None:
 
 def test_round_confidences_have_a_level_of_their_own() -> None:
     log_p, labels = predictions(999)
-    card = {"conformal": conformal_card(Rule("lac"), exact_tally(Rule("lac"), log_p, labels), ONES, 0.9, "calibration")}
+    tally = exact_tally(Rule("lac"), log_p, labels, ONES)
+    card = {"conformal": conformal_card(Rule("lac"), tally, ONES, 0.9, 999)}
     own = np.sort(Rule("lac").of_labels(log_p, labels))
     for confidence in (0.8, 0.9, 0.95, 0.99, 0.995):
         level = conformal_level(card, confidence)
@@ -195,11 +197,11 @@ def test_round_confidences_have_a_level_of_their_own() -> None:
 
 def test_weights_of_one_change_nothing() -> None:
     log_p, labels = predictions(300)
-    tally = exact_tally(Rule("aps"), log_p, labels)
     shares = {str(y): int((labels == y).sum()) / 300 for y in range(6)}
     weights = class_weights(shares, list("012345"), np.bincount(labels, minlength=6))
     assert weights == pytest.approx(1)
-    assert np.array_equal(thresholds(tally, 0.9, weights), thresholds(tally, 0.9, ONES))
+    found = [thresholds(exact_tally(Rule("aps"), log_p, labels, w), 0.9, w) for w in (weights, ONES)]
+    assert np.array_equal(*found)
 
 
 def test_weighted_sets_cover_where_classes_have_other_shares() -> None:
@@ -210,18 +212,19 @@ def test_weighted_sets_cover_where_classes_have_other_shares() -> None:
     log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
     shares = np.array([0.8, 0.04, 0.04, 0.04, 0.04, 0.04])
     generator = np.random.default_rng(1)
-    plain, weighted = [], []
+    plain: list[float] = []
+    weighted: list[float] = []
     for _ in range(200):
         order = generator.permutation(4000)
         known, new = order[:1500], order[1500:]
         chance = (shares / np.bincount(labels[new], minlength=6))[labels[new]]
         new = generator.choice(new, 400, p=chance / chance.sum())
-        tally = exact_tally(Rule("lac"), log_p[known], labels[known])
         own = dict(zip("012345", shares, strict=True))
         weights = class_weights(own, list("012345"), np.bincount(labels[known], minlength=6))
         score = Rule("lac").of_labels(log_p[new], labels[new])
-        plain.append((score <= thresholds(tally, 0.9, ONES)[labels[new]]).mean())
-        weighted.append((score <= thresholds(tally, 0.9, weights)[labels[new]]).mean())
+        for found, w in ((plain, ONES), (weighted, weights)):
+            limits = thresholds(exact_tally(Rule("lac"), log_p[known], labels[known], w), 0.9, w)
+            found.append((score <= limits[labels[new]]).mean())
     assert np.mean(plain) < 0.8
     error = np.std(weighted) / math.sqrt(len(weighted))
     assert abs(np.mean(weighted) - 0.9) < 5 * error + 2 / 1500
@@ -231,7 +234,7 @@ def test_a_class_without_calibration_rows_is_in_every_set() -> None:
     log_p, labels = predictions(300)
     labels = np.where(labels == 5, 4, labels)
     weights = class_weights(dict.fromkeys("012345", 1 / 6), list("012345"), np.bincount(labels, minlength=6))
-    limits = thresholds(exact_tally(Rule("lac"), log_p, labels), 0.8, weights)
+    limits = thresholds(exact_tally(Rule("lac"), log_p, labels, weights), 0.8, weights)
     assert math.isinf(limits[5])
     assert np.isfinite(limits[:5]).all()
 
@@ -255,12 +258,12 @@ def test_shares_are_estimated_from_predictions_alone() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
 def test_sums_of_clients_histograms_give_thresholds_that_are_at_most_a_bin_too_high(rule: Rule) -> None:
     log_p, labels = predictions(900, seed=4)
-    parts = [binned_tally(rule, log_p[at::7], labels[at::7]) for at in range(7)]
-    together = summed(parts)
-    assert together.rows == 900
+    parts = [binned_mass(rule, log_p[at::7], labels[at::7], ONES) for at in range(7)]
+    together = Tally(edges(rule, 6), np.sum(parts, axis=0))
+    assert together.mass.sum() == 900
     width = rule.largest(6) / BINS
     for confidence in (0.5, 0.8, 0.9, 0.95, 0.99):
-        pooled = thresholds(exact_tally(rule, log_p, labels), confidence, ONES)[0]
+        pooled = thresholds(exact_tally(rule, log_p, labels, ONES), confidence, ONES)[0]
         found = thresholds(together, confidence, ONES)[0]
         assert pooled <= found <= pooled + width + 1e-6
 
