@@ -20,6 +20,7 @@ class Prediction(BaseModel):
     entropy: float = Field(description="Of the probabilities, in nats.")
     normalized_entropy: float = Field(ge=0, le=1, description="Entropy divided by its maximum, log(classes).")
     abstain: bool = Field(description="The entropy is above the threshold: better ask a person.")
+    ood: bool = Field(description="By the card's OOD score, hardly any known row looks like this one.")
     outside: list[str] | None = Field(
         None, description="Of a table's row: columns whose value is beyond what training saw. Absent for images."
     )

@@ -24,6 +24,7 @@ OUTPUTS = {
     "entropy": "FP64",
     "normalized_entropy": "FP64",
     "abstain": "BOOL",
+    "ood": "BOOL",
 }
 # Rows × classes, where a confidence is asked for: whether the class is in the row's set.
 SET = "set"

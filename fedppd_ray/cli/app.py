@@ -110,7 +110,7 @@ def predict(
     rows = [
         (
             answer["image"],
-            "– (abstains)" if answer["abstain"] else answer["class_name"],
+            ("– (abstains)" if answer["abstain"] else answer["class_name"]) + (" (OOD)" if answer["ood"] else ""),
             f"{answer['class_name']} {100 * max(answer['probabilities']):.1f} %",
             f"{answer['entropy']:.3f} nats ({100 * answer['normalized_entropy']:.0f} % of the maximum)",
             *([", ".join(answer["set"])] if "set" in answer else []),

@@ -82,9 +82,10 @@ def answers_as_csv(answers: Sequence[Mapping[str, Any]]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     probabilities = [f"probability_{number}" for number in range(len(answers[0]["probabilities"]))]
     sets = ["set"] if "set" in answers[0] else []
-    writer.writerow(["file", "row", "label", "class_name", *probabilities, "entropy", "abstain", "outside", *sets])
+    head = ["file", "row", "label", "class_name"]
+    writer.writerow([*head, *probabilities, "entropy", "abstain", "outside", "ood", *sets])
     for answer in answers:
-        head = [answer[key] for key in ("file", "row", "label", "class_name")]
-        tail = [answer["entropy"], int(answer["abstain"]), *(";".join(answer[key]) for key in ("outside", *sets))]
-        writer.writerow([*head, *answer["probabilities"], *tail])
+        first = [answer[key] for key in head] + answer["probabilities"]
+        more = [int(answer["ood"]), *(";".join(answer[key]) for key in sets)]
+        writer.writerow([*first, answer["entropy"], int(answer["abstain"]), ";".join(answer["outside"]), *more])
     return text.getvalue()

@@ -13,6 +13,7 @@ from fedppd_ray.evaluation.metrics import auroc
 from fedppd_ray.evaluation.sets import calibrated_sets
 from fedppd_ray.federation.types import ClientInfo
 from fedppd_ray.inference.abstention import abstention_card
+from fedppd_ray.inference.ood_flag import ood_card
 from fedppd_ray.inference.scores import ENTROPY, Labels, Outputs, Score, all_scores, score_named
 from fedppd_ray.inference.temperature import fit_temperature, scaled
 
@@ -25,12 +26,14 @@ class Calibration:
     abstention: dict[str, Any] | None = None
     nll: float | None = None  # on the calibration rows, before scaling
     conformal: dict[str, Any] | None = None
+    ood: dict[str, Any] | None = None
 
     def entry(self) -> dict[str, Any]:
         """What a model card has of it, besides the abstention."""
         chosen = {"score_choice": self.choice} if self.choice else {}
-        sets = {"conformal": self.conformal} if self.conformal else {}
-        return {"temperature": self.temperature, "score": self.score.name, **chosen, **sets}
+        more = {"conformal": self.conformal, "ood": self.ood}
+        found = {key: value for key, value in more.items() if value}
+        return {"temperature": self.temperature, "score": self.score.name, **chosen, **found}
 
 
 def at_temperature(outputs: Outputs, temperature: float) -> Outputs:
@@ -40,7 +43,8 @@ def at_temperature(outputs: Outputs, temperature: float) -> Outputs:
 
 def needs_network(config: EvaluationConfig) -> bool:
     """Whether log-probabilities alone are too little for the score that is asked for."""
-    return config.score == AUTO or score_named(config.score).needs != "log_probabilities"
+    names = [config.score, *filter(None, [config.ood_flag.score])]
+    return AUTO in names or any(score_named(name).needs != "log_probabilities" for name in names)
 
 
 def calibrate(
@@ -71,7 +75,9 @@ def calibrate(
         abstention = abstention_card(served.log_probabilities, labels, config.coverage, score, score.of(served))
     names = classes or [str(number) for number in range(known.log_probabilities.shape[1])]
     sets = calibrated_sets(config.conformal, served.log_probabilities, labels, names, clients)
-    return Calibration(temperature, score, choice, abstention, nll, sets)
+    flag, by = config.ood_flag, score_named(config.ood_flag.score or score.name)
+    ood = ood_card(by, by.of(served), flag.false_alarms) if by.fits(served) else None
+    return Calibration(temperature, score, choice, abstention, nll, sets, ood)
 
 
 def by_clients(found: Calibration, config: ConformalConfig, classes: Sequence[str], ask: Ask) -> Calibration:

@@ -19,6 +19,7 @@ from fedppd_ray.evaluation.sets import set_figures
 from fedppd_ray.federation.types import ClientInfo
 from fedppd_ray.inference.abstention import score_of, temperature_of
 from fedppd_ray.inference.held_out import HeldOut
+from fedppd_ray.inference.ood_flag import is_foreign
 from fedppd_ray.inference.predictor import Predictor
 from fedppd_ray.inference.scores import Floats, Labels, Outputs, Score, all_scores, score_named
 
@@ -75,6 +76,8 @@ def evaluate_predictor(
     }
     if card and card.get("conformal"):
         figures["sets"] = set_figures(card, served.log_probabilities, labels, clients)
+    if card and card.get("ood"):
+        figures["ood_flag"] = _flagged(card, served, served_foreign)
     if clients:
         figures["per_client"] = per_client(known.log_probabilities, labels, clients)
     if config.evaluation.corruptions:
@@ -90,6 +93,18 @@ def evaluate_predictor(
         _scores(score, [served]),
         _scores(score, served_foreign.values()),
     )
+
+
+def _flagged(card: Mapping[str, Any], served: Outputs, foreign: Mapping[str, Outputs]) -> dict[str, Any]:
+    """Test rows that are called foreign, and foreign rows that are, in percent."""
+    score = score_named(card["ood"]["score"])
+    shares = {name: 100 * float(is_foreign(card, score.of(outputs)).mean()) for name, outputs in foreign.items()}
+    return {
+        "score": score.name,
+        "false_alarms_wanted": 100 * card["ood"]["false_alarms"],
+        "false_alarms": 100 * float(is_foreign(card, score.of(served)).mean()),
+        "flagged": shares,
+    }
 
 
 def _of_card(card: Mapping[str, Any]) -> Calibration:

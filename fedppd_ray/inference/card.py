@@ -66,6 +66,13 @@ class Abstention(_Part):
         return self
 
 
+class OodFlag(_Part):
+    score: Name
+    false_alarms: Between
+    threshold: Finite | None  # null: nothing is flagged
+    rows: int = Field(ge=1)
+
+
 class SetLevel(_Part):
     confidence: Between
     thresholds: list[Finite | None] = Field(min_length=1)  # one, or one for each class; null: the class is in every set
@@ -98,6 +105,7 @@ class Card(_Part):
     metrics: dict[str, float | None]
     abstention: Abstention | None
     conformal: Conformal | None = None
+    ood: OodFlag | None = None
     config_hash: Digest
     sha256: Digest
 

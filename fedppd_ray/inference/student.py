@@ -15,6 +15,7 @@ from fedppd_ray.data.rows import network_inputs, normalisation
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.inference.abstention import abstention_level, score_of, temperature_of
 from fedppd_ray.inference.conformal import conformal_level
+from fedppd_ray.inference.ood_flag import is_foreign, ood_score_of, scores_beyond
 from fedppd_ray.inference.predictor import BATCH, network_predictor
 from fedppd_ray.inference.scores import Floats, entropy, score_named
 from fedppd_ray.inference.temperature import scaled
@@ -32,7 +33,7 @@ class Student:
         self.shape = input_shape(card)
         self.table = TableConfig.model_validate(card["table"]) if "table" in card else None
         self.temperature = temperature_of(card)
-        self._score = score_named(score_of(card))
+        self._beyond = scores_beyond(card)
         self._predict = network_predictor(model)
         self.range = BYTES
         if self.table is None:
@@ -48,17 +49,18 @@ class Student:
     def evidence(self, rows: RawRows) -> Floats:
         """What `describe_predictions` takes, from one forward pass: the log-probabilities of every row.
 
-        Where the card's score is no function of them, it stands in one more column. Rows can be cut and joined. Those
-        of a table come as `encode` makes them.
+        Where a score of the card is no function of them, it has a column more. Rows can be cut and joined. Those of a
+        table come as `encode` makes them.
         """
         return np.concatenate([self._pass(rows[start : start + BATCH]) for start in range(0, len(rows), BATCH)])
 
     def _pass(self, rows: RawRows) -> Floats:
         inputs = self._inputs(rows)
-        if self._score.needs == "log_probabilities":
+        if not self._beyond:
             return scaled(self._predict(inputs).numpy(), self.temperature)
         outputs = self._predict.outputs(inputs)
-        return np.column_stack([scaled(outputs.log_probabilities, self.temperature), self._score.of(outputs)])
+        more = [score.of(outputs) for score in self._beyond]
+        return np.column_stack([scaled(outputs.log_probabilities, self.temperature), *more])
 
     def _inputs(self, rows: RawRows) -> Tensor:
         if self.table is not None:
@@ -84,7 +86,7 @@ class Student:
     def predict(
         self, rows: RawRows, coverage: float | None = None, confidence: float | None = None
     ) -> list[dict[str, Any]]:
-        """Per row: label, class_name, probabilities, entropy, normalized_entropy and abstain; with `confidence`, set.
+        """Per row: label, class_name, probabilities, entropy, normalized_entropy, abstain, ood; with `confidence`, set.
 
         Parameters: `rows`, N × channels × height × width values of 0–255; `coverage`, another share of answered rows
         than the export's default; `confidence`, that the set holds the right class.
@@ -101,7 +103,7 @@ def input_shape(card: dict[str, Any]) -> Shape:
 def describe_predictions(
     card: dict[str, Any], evidence: Floats, coverage: float | None = None, confidence: float | None = None
 ) -> list[dict[str, Any]]:
-    """label, class_name, probabilities, entropy, normalized_entropy and abstain for each row of `Student.evidence`.
+    """label, class_name, probabilities, entropy, normalized_entropy, abstain, ood of each row of `Student.evidence`.
 
     `coverage` asks for another share of answered rows than the export's default, `confidence` for sets of classes.
     """
@@ -110,18 +112,21 @@ def describe_predictions(
     classes = card["classes"]
     log_probabilities, extra = np.split(evidence, [len(classes)], axis=1)
     uncertainty = entropy(log_probabilities)
-    name = score_of(card)
-    if extra.shape[1]:
-        scores = extra[:, 0]
-    else:
-        scores = uncertainty if name == "entropy" else score_named(name)(log_probabilities)
+    known = {"entropy": uncertainty, **{score.name: extra[:, at] for at, score in enumerate(scores_beyond(card))}}
+
+    def by(name: str) -> Floats:
+        if name not in known:
+            known[name] = score_named(name)(log_probabilities)
+        return known[name]
+
     # Whole arrays first, then one pass over plain Python numbers: a large batch spends its time in the network.
     columns = (
         log_probabilities.argmax(axis=1).tolist(),
         np.exp(log_probabilities).tolist(),
         uncertainty.tolist(),
         np.clip(uncertainty / math.log(len(classes)), 0.0, 1.0).tolist(),
-        (scores > threshold).tolist(),
+        (by(score_of(card)) > threshold).tolist(),
+        is_foreign(card, by(ood_score_of(card))).tolist(),
     )
     answers = [
         {
@@ -131,8 +136,9 @@ def describe_predictions(
             "entropy": nats,
             "normalized_entropy": share,
             "abstain": abstain,
+            "ood": foreign,
         }
-        for label, probabilities, nats, share, abstain in zip(*columns, strict=True)
+        for label, probabilities, nats, share, abstain, foreign in zip(*columns, strict=True)
     ]
     sets = conformal_level(card, confidence)
     if sets is not None:

@@ -1,4 +1,4 @@
-"""Prediction sets, as people read them."""
+"""Prediction sets and the OOD flag, as people read them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +20,15 @@ def set_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         if key in found:
             rows.append((f"sets at {sure} by {name} (not promised)", _listed(found[key])))
     return rows
+
+
+def flag_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = figures.get("ood_flag")
+    if not found:
+        return []
+    shown = f"{found['false_alarms_wanted']:g} / {found['false_alarms']:.1f} %"
+    rows = [(f"flagged as OOD by {found['score'].replace('_', ' ')}, wanted / test rows", shown)]
+    return rows + [(f"flagged of {name}", f"{share:.1f} %") for name, share in found["flagged"].items()]
 
 
 def _pair(line: Mapping[str, float]) -> str:

@@ -124,6 +124,7 @@ function show({ predictions: [prediction], abstention, hint }) {
   const badge = $("badge");
   badge.textContent = prediction.abstain ? "abstains: I don't know" : "answers";
   badge.className = `badge ${prediction.abstain ? "unsure" : "sure"}`;
+  $("foreign").hidden = !prediction.ood;
   const share = prediction.normalized_entropy;
   $("entropy").textContent = `${prediction.entropy.toFixed(3)} nats (${percent(share)})`;
   $("gauge").setAttribute("aria-valuenow", share.toFixed(3));
@@ -184,7 +185,7 @@ function clearAll() {
   $("entropy").textContent = "–";
   $("gauge-fill").style.width = "0";
   $("gauge").setAttribute("aria-valuenow", "0");
-  $("set").hidden = true;
+  $("set").hidden = $("foreign").hidden = true;
   showError("");
   if (card) showBars(card.classes.map(() => 0));
 }
