@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic_core import from_json
 
-from serve.inputs import Body, check_count
+from serve.inputs import Asked, Body, check_count
 from serve.refusals import invalid, malformed
 from serve.takes import ImageInput
 
@@ -30,6 +30,8 @@ OUTPUTS = {
 SET = "set"
 # Of rows of a table: the columns beyond what training saw, with semicolons between them.
 ROW_OUTPUTS = OUTPUTS | {"outside": "BYTES"}
+ANY_OUTPUTS = ROW_OUTPUTS | {SET: "BOOL"}
+WIDE = ("probabilities", SET)  # a number for each class
 NUMBER_TYPES = {
     "UINT8": "u1", "INT8": "i1", "UINT16": "<u2", "INT16": "<i2", "UINT32": "<u4", "INT32": "<i4",
     "UINT64": "<u8", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
@@ -94,6 +96,10 @@ class Wish:
     outputs: dict[str, bool]  # names, and whether as binary
     confidence: float | None = None
 
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.coverage, self.confidence)
+
 
 def json_length(content: Body, header: str | None) -> int:
     """Bytes of the body's JSON part; a tensor's bytes may follow it."""
@@ -127,7 +133,7 @@ def read_tensors(content: Body, length: int, takes: ImageInput, max_images: int)
 
 def wish_of(request: InferRequest, known: Mapping[str, str]) -> Wish:
     wanted = request.parameters
-    known = known if wanted.confidence is None else {**known, SET: "BOOL"}
+    known = known if wanted.confidence is None else {**known, SET: ANY_OUTPUTS[SET]}
     return Wish(request.id, wanted.coverage, _outputs(request, known), wanted.confidence)
 
 

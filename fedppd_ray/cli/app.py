@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from fedppd_ray import __version__
-from fedppd_ray.cli import facts, training
+from fedppd_ray.cli import facts, reference, training
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
 from fedppd_ray.cli.options import JsonOption, RootOption, RunArgument
+from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
 from fedppd_ray.errors import FedPPDError
@@ -35,6 +36,7 @@ data_app.command("facts")(facts.facts)
 app.add_typer(sites_app, name="sites")
 app.add_typer(site_app, name="site")
 app.add_typer(keys_app, name="keys")
+app.add_typer(registry_app, name="registry")
 
 
 def _version(value: bool) -> None:
@@ -58,8 +60,11 @@ def _main(
 
 app.command()(training.train)
 app.command()(training.resume)
+app.command()(reference.config)
 app.command()(compare)
 app.command()(active)
+app.command()(promote)
+app.command()(rollback)
 
 
 @app.command()
@@ -69,28 +74,47 @@ def evaluate(
     corruptions: Annotated[
         bool, typer.Option("--corruptions", help="Also on test rows with noise, blur and the like, severities 1 to 5.")
     ] = False,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            help="Labelled rows instead: <class>/*.png, arrays or a table. Several are sites, told apart by name.",
+        ),
+    ] = None,
 ) -> None:
-    """Accuracy, calibration, OOD detection and abstention of a run's exported student."""
+    """Accuracy, calibration, OOD detection and abstention of a run's exported student, per class and per site too."""
+    from fedppd_ray.reports.groups import group_tables
     from fedppd_ray.reports.run import figure_rows
     from fedppd_ray.runs.run import Run
 
-    figures = Run(run).evaluate(corruptions=corruptions)
+    if data and corruptions:
+        fail("--corruptions: made of the run's own test rows, not of --data; leave one of the two out", 2)
+    figures = Run(run).evaluate(corruptions=corruptions, data=data or ())
     if as_json:
         print(json.dumps(figures, indent=2))
-    else:
-        print_table(f"{figures['name']}: the student on held-out data", ("", ""), figure_rows(figures))
+        return
+    rows = ", ".join(map(str, data)) if data else "held-out data"
+    print_table(f"{figures['name']}: the student on {rows}", ("", ""), figure_rows(figures))
+    for title, (head, *lines) in group_tables(figures).items():
+        print(title)  # not the table's own, which is folded to the table's width
+        print_table("", tuple(head), lines)
 
 
 @app.command()
 def predict(
     run: RunArgument,
     images: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="PNG or JPEG files; CSV files for a student of tables.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="PNG or JPEG files, CSV files for a student of tables; or folders."),
     ],
     as_json: JsonOption = False,
     confidence: Annotated[
         float | None,
         typer.Option("--confidence", help="Also name a set of classes that holds the right one so surely, e.g. 0.9."),
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option("--coverage", help="Answer about this share of rows like the calibration rows, e.g. 0.8."),
     ] = None,
 ) -> None:
     """What is in these images or rows, how sure the student is, and whether it would rather not say.
@@ -100,7 +124,7 @@ def predict(
     from fedppd_ray.cli.console import answers_as_csv
     from fedppd_ray.runs.run import Run
 
-    answers = Run(run).predict(images, confidence=confidence)
+    answers = Run(run).predict(images, coverage, confidence)
     if as_json:
         print(json.dumps(answers, indent=2))
         return
@@ -146,6 +170,19 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain (PEM): serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option("--grpc-port", min=1, max=65535, help="The Open Inference Protocol over gRPC, too."),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            metavar="URL",
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="An OpenTelemetry collector that gets a trace of each request.",
+        ),
+    ] = None,
 ) -> None:
     """Answer predictions over HTTP, with a page for people, until Ctrl-C."""
     from serve.launch import Plan, serve_until
@@ -163,6 +200,8 @@ def serve(
         access_log=access_log,
         certificate=tls_cert,
         key=tls_key,
+        grpc_port=grpc_port,
+        otlp_endpoint=otlp_endpoint,
     )
     serve_until(plan, _stop_event())
 

@@ -1,16 +1,21 @@
-"""Temperature and prediction sets from rows that stay at the clients: what each is asked, and how answers combine.
+"""Prediction sets and the OOD flag from rows that stay at the clients: what each is asked, and how answers combine.
 
-Three questions for the temperature (slopes of the NLL on a grid, narrowed twice), one for the sets (a histogram of
-scores, without classes), one for how they do there (counts). All answers are sums over a client's rows.
+One question for the sets (a histogram of scores, without classes), one for how they do there (counts by class). All
+answers are sums over a client's rows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedppd_ray.config.conformal import ConformalConfig
+from fedppd_ray.config.schema import EvaluationConfig
+from fedppd_ray.evaluation.calibration import Calibration
+from fedppd_ray.evaluation.federated import Ask, threshold_by_asking
+from fedppd_ray.inference.abstention import too_few
 from fedppd_ray.inference.conformal import (
     BINS,
     Rule,
@@ -23,24 +28,18 @@ from fedppd_ray.inference.conformal import (
     members,
 )
 from fedppd_ray.inference.questions import Answer, Question, register_question
-from fedppd_ray.inference.scores import Floats, Labels, Outputs
-from fedppd_ray.inference.temperature import COLDEST, HOTTEST, nll_slope, scaled
-
-Ask = Callable[[Question], Mapping[str, Answer]]
-_GRID, _NARROWINGS = 64, 3  # the last bracket of β is 2 · 10⁻⁵ of its value wide
+from fedppd_ray.inference.scores import Floats, Labels, Outputs, score_named
+from fedppd_ray.inference.temperature import scaled
 
 
 @register_question
-class Slopes(Question):
-    """d NLL/dβ at each β = 1/T, and the number of rows of each class."""
+class ClassCounts(Question):
+    """The rows of each class: for sets where classes have other shares."""
 
-    kind: ClassVar[str] = "nll_slopes"
-    betas: tuple[Annotated[float, Field(gt=0)], ...] = Field(max_length=_GRID)
+    kind: ClassVar[str] = "class_counts"
 
     def answer(self, outputs: Outputs, labels: Labels) -> Mapping[str, Any]:
-        seen = outputs.log_probabilities
-        slopes = [nll_slope(seen, labels, beta) for beta in self.betas]
-        return {"slopes": slopes, "classes": np.bincount(labels, minlength=seen.shape[1])}
+        return {"classes": np.bincount(labels, minlength=outputs.log_probabilities.shape[1])}
 
 
 class _OfSets(Question):
@@ -85,30 +84,24 @@ class Covered(_OfSets):
         }
 
 
-def temperature_of_clients(ask: Ask) -> tuple[float, Floats] | None:
-    """The temperature of the smallest NLL over all clients' rows, and their class counts; None where nobody answers.
-
-    The slope rises with β, so the grid brackets its zero; where there is none inside, the end of the range it is.
-    """
-    low, high = 1 / HOTTEST, 1 / COLDEST
-    counts: Floats = np.zeros(0)
-    for _ in range(_NARROWINGS):
-        betas = np.geomspace(low, high, _GRID)
-        answers = ask(Slopes(betas=tuple(betas.tolist())))
-        if not answers:
-            return None
-        slopes, counts = _sum(answers, "slopes"), _sum(answers, "classes")
-        at = int(np.clip(np.searchsorted(slopes >= 0, True), 1, _GRID - 1))
-        low, high = float(betas[at - 1]), float(betas[at])
-    return 1 / (low * high) ** 0.5, counts
+def with_sets(found: Calibration, config: EvaluationConfig, classes: Sequence[str], ask: Ask) -> Calibration:
+    """What clients' rows decided so far, and sets and flag; unchanged where no client keeps enough rows back."""
+    if found.nll is None:
+        return found
+    flag, by = config.ood_flag, score_named(config.ood_flag.score or found.score.name)
+    wanted = threshold_by_asking(1 - flag.false_alarms, by, found.temperature, ask, len(classes))
+    ood = {"score": by.name, "false_alarms": flag.false_alarms, "rows": wanted["rows"]}
+    ood["threshold"] = None if too_few(wanted["rows"], 1 - flag.false_alarms) else wanted["threshold"]
+    return replace(found, conformal=sets_of_clients(config.conformal, classes, found.temperature, ask), ood=ood)
 
 
 def sets_of_clients(
-    config: ConformalConfig, classes: Sequence[str], temperature: float, counts: Floats, ask: Ask
+    config: ConformalConfig, classes: Sequence[str], temperature: float, ask: Ask
 ) -> dict[str, Any] | None:
     """The card's entry, from histograms; its thresholds are at most `resolution` too high, never too low."""
     rule = Rule(config.method, config.penalty, config.free_classes)
     settings = {"penalty": config.penalty, "free_classes": config.free_classes, "temperature": temperature}
+    counts = np.zeros(len(classes)) if config.shares is None else _sum(ask(ClassCounts()), "classes")
     weights = class_weights(config.shares, classes, counts.astype(np.int64))
     finite = np.where(np.isfinite(weights), weights, 0.0)
     told = ask(ScoreMass(method=config.method, weights=tuple(finite.tolist()), **settings))

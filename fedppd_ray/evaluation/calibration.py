@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedppd_ray.config.conformal import ConformalConfig
 from fedppd_ray.config.schema import AUTO, EvaluationConfig
-from fedppd_ray.evaluation.by_clients import Ask, sets_of_clients, temperature_of_clients
 from fedppd_ray.evaluation.metrics import auroc
 from fedppd_ray.evaluation.sets import calibrated_sets
 from fedppd_ray.federation.types import ClientInfo
@@ -78,15 +76,6 @@ def calibrate(
     flag, by = config.ood_flag, score_named(config.ood_flag.score or score.name)
     ood = ood_card(by, by.of(served), flag.false_alarms) if by.fits(served) else None
     return Calibration(temperature, score, choice, abstention, nll, sets, ood)
-
-
-def by_clients(found: Calibration, config: ConformalConfig, classes: Sequence[str], ask: Ask) -> Calibration:
-    """Temperature and sets of rows that stay at the clients; unchanged where no client keeps enough rows back."""
-    fitted = temperature_of_clients(ask)
-    if fitted is None:
-        return found
-    temperature, counts = fitted
-    return replace(found, temperature=temperature, conformal=sets_of_clients(config, classes, temperature, counts, ask))
 
 
 def _compared(known: Outputs, labels: Labels, outliers: Outputs) -> dict[str, dict[str, float]]:

@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from fedppd_ray.inference.abstention import score_of
-from fedppd_ray.inference.scores import Floats, Score, score_named
-
-_ROUNDING = 1e-9
+from fedppd_ray.inference.scores import Floats, Score, rank, score_named
 
 
 def ood_card(score: Score, values: Floats, false_alarms: float) -> dict[str, Any]:
     """The entry of a model card; the threshold is null where so few rows cannot vouch for so few false alarms."""
-    rank = math.ceil((len(values) + 1) * (1 - false_alarms) - _ROUNDING)
-    threshold = float(np.sort(values)[rank - 1]) if rank <= len(values) else None
+    place = rank(len(values), 1 - false_alarms)
+    threshold = None if place is None else float(np.sort(values)[place - 1])
     return {"score": score.name, "false_alarms": false_alarms, "threshold": threshold, "rows": len(values)}
 
 

@@ -3,6 +3,7 @@
 The loop in `run_rounds` is all there is: every round is accepted, recorded and saved before the next begins.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +15,16 @@ import numpy as np
 
 from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import FedPPDError, ServerLostError
-from fedppd_ray.evaluation.calibration import Calibration, by_clients, calibrate, needs_network
+from fedppd_ray.evaluation.by_clients import with_sets
+from fedppd_ray.evaluation.calibration import Calibration, calibrate, needs_network
+from fedppd_ray.evaluation.federated import calibrate_by_asking
 from fedppd_ray.evaluation.metrics import Metrics, metrics_of
 from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.failure_policy import FailurePolicy
 from fedppd_ray.federation.observer import Observer
 from fedppd_ray.federation.round import federated_round, select_clients
 from fedppd_ray.federation.types import ClientInfo, GlobalState, RoundReport
+from fedppd_ray.inference.abstention import never_abstains
 from fedppd_ray.inference.held_out import HeldOut
 from fedppd_ray.inference.predictor import NetworkPredictor, Predictor, network_predictor
 from fedppd_ray.inference.scores import Floats, Outputs
@@ -31,6 +35,7 @@ from fedppd_ray.runs.export import export_student
 from fedppd_ray.runs.store import RunStore
 from fedppd_ray.workers.asked import TEACHER
 
+log = logging.getLogger("fedppd")
 _SERVER_RESTARTS = 3
 
 
@@ -46,6 +51,7 @@ class Training:
     _method: Method = field(init=False)
     _held_out: HeldOut = field(init=False)
     _clients: Sequence[ClientInfo] = field(init=False, default=())
+    _warned: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         # For labels of held-out rows and for the export; the networks cost a few megabytes.
@@ -136,23 +142,35 @@ class Training:
             calibration.abstention,
             calibration.entry(),
         )
+        if (warning := never_abstains(card)) and not self._warned:
+            log.warning(warning)
+            self._warned = True
         self.observer.exported(state.round, card)
         return more
+
+    @property
+    def _classes(self) -> int:
+        return len(self.config.dataset.classes)
 
     def _calibrate(self, state: GlobalState, network: NetworkPredictor) -> Calibration:
         """By the method's own predictions, which are the network's; here, where a score needs more than these.
 
-        Without calibration rows of one's own, the clients are asked about those that they keep back.
+        Where clients keep rows back, by asking them.
         """
-        labels, round_id = self._held_out.labels("calibration"), state.round
+        round_id = state.round
+        if self.config.data.kept_by_clients:
+            ask, evaluation = partial(self.executor.clients.ask, state=state), self.config.evaluation
+            found = calibrate_by_asking(evaluation, ask, self._classes)
+            return with_sets(found, evaluation, self.config.dataset.classes, ask)
+        labels = self._held_out.labels("calibration")
         if not len(labels):
-            known = Outputs(np.empty((0, len(self.config.dataset.classes))))
+            known = Outputs(np.empty((0, self._classes)))
         elif self._method.one_network and not needs_network(self.config.evaluation):
             known = Outputs(self._predict("calibration", round_id))
         else:
             known = self._held_out.outputs(network, "calibration")
             self._finite(known.log_probabilities, "calibration", round_id)
-        found = calibrate(
+        return calibrate(
             self.config.evaluation,
             known,
             labels,
@@ -160,10 +178,6 @@ class Training:
             self.config.dataset.classes,
             self._clients,
         )
-        if len(labels):
-            return found
-        ask = partial(self.executor.clients.ask, state=state)
-        return by_clients(found, self.config.evaluation.conformal, self.config.dataset.classes, ask)
 
     def _improves(self, nll: float | None) -> bool:
         """Whether no earlier round has a lower NLL on the calibration rows."""

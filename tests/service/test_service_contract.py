@@ -21,7 +21,8 @@ def test_answer_has_the_promised_form(client: TestClient, digits: Any) -> None:
     answer = client.post("/predict", json={"instances": [digits.images[0][0].tolist()]}).json()
     assert answer["model"].keys() == {"name", "version", "round"}
     (prediction,) = answer["predictions"]
-    assert list(prediction) == ["label", "class_name", "probabilities", "entropy", "normalized_entropy", "abstain"]
+    told = ["label", "class_name", "probabilities", "entropy", "normalized_entropy", "abstain", "ood"]
+    assert list(prediction) == told
     probabilities = np.array(prediction["probabilities"])
     assert probabilities.sum() == pytest.approx(1, abs=1e-12)
     assert prediction["entropy"] == pytest.approx(-(probabilities * np.log(probabilities)).sum(), abs=1e-9)

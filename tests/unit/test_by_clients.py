@@ -1,4 +1,4 @@
-"""Temperature and prediction sets from rows that stay at the clients: those of the same rows in one place."""
+"""Prediction sets and the OOD flag from rows that stay at the clients: those of the same rows in one place."""
 
 from pathlib import Path
 
@@ -9,12 +9,13 @@ from fedppd_ray import Run, train
 from fedppd_ray.config.conformal import ConformalConfig
 from fedppd_ray.config.file import parse_config
 from fedppd_ray.data.datasets import load
-from fedppd_ray.evaluation.by_clients import Ask, sets_of_clients, temperature_of_clients
+from fedppd_ray.evaluation.by_clients import sets_of_clients
+from fedppd_ray.evaluation.federated import Ask
 from fedppd_ray.evaluation.sets import calibrated_sets
 from fedppd_ray.inference.conformal import BINS
 from fedppd_ray.inference.questions import Question, answer_to, question_of
 from fedppd_ray.inference.scores import Floats, Labels, Outputs
-from fedppd_ray.inference.temperature import COLDEST, HOTTEST, fit_temperature, scaled
+from fedppd_ray.inference.temperature import scaled
 from tests.unit.test_conformal import predictions
 
 CLASSES = list("012345")
@@ -31,26 +32,6 @@ def clients(log_p: Floats, labels: Labels, count: int = 5) -> Ask:
     return ask
 
 
-@pytest.mark.parametrize("sharpness", [0.3, 1.0, 2.5])
-def test_the_temperature_is_that_of_all_rows_in_one_place(sharpness: float) -> None:
-    log_p, labels = predictions(700)
-    log_p = scaled(log_p, 1 / sharpness)
-    found = temperature_of_clients(clients(log_p, labels))
-    assert found is not None
-    assert found[0] == pytest.approx(fit_temperature(log_p, labels), rel=1e-4)
-    assert found[1].tolist() == np.bincount(labels, minlength=6).tolist()
-
-
-def test_without_a_wrong_answer_the_temperature_stays_in_its_range() -> None:
-    log_p, _ = predictions(200)
-    cold = temperature_of_clients(clients(log_p, log_p.argmax(axis=1)))
-    hot = temperature_of_clients(clients(log_p, log_p.argmin(axis=1)))
-    assert cold is not None
-    assert hot is not None
-    assert cold[0] == pytest.approx(COLDEST, rel=1e-3)
-    assert hot[0] == pytest.approx(HOTTEST, rel=1e-3)
-
-
 def limits(row: dict[str, list[float | None]]) -> Floats:
     """One for each class."""
     return np.broadcast_to([np.inf if t is None else t for t in row["thresholds"]], 6)
@@ -63,8 +44,7 @@ def test_the_sets_are_those_of_all_rows_in_one_place_or_a_bin_larger(
 ) -> None:
     log_p, labels = predictions(900)
     config = ConformalConfig.model_validate({"method": method, "shares": shares})
-    counts = np.bincount(labels, minlength=6).astype(float)
-    found = sets_of_clients(config, CLASSES, 1.7, counts, clients(log_p, labels))
+    found = sets_of_clients(config, CLASSES, 1.7, clients(log_p, labels))
     exact = calibrated_sets(config, scaled(log_p, 1.7), labels, CLASSES, ())
     assert found is not None
     assert (found["rows"], found["source"], found["guarantee"]) == (900, "clients", "marginal")
@@ -79,9 +59,9 @@ def test_the_sets_are_those_of_all_rows_in_one_place_or_a_bin_larger(
     assert sum(site["rows"] for site in found["coverage"]["sites"].values()) == 900
 
 
-def test_where_nobody_keeps_enough_rows_back_nothing_is_calibrated() -> None:
+def test_where_nobody_keeps_enough_rows_back_there_are_no_sets() -> None:
     log_p, labels = predictions(40)
-    assert temperature_of_clients(clients(log_p, labels)) is None  # 8 rows each
+    assert sets_of_clients(ConformalConfig(), CLASSES, 1.0, clients(log_p, labels)) is None  # 8 rows each
 
 
 def test_a_run_whose_rows_are_all_at_clients_has_a_temperature_and_sets(tmp_path: Path) -> None:
@@ -105,7 +85,8 @@ def test_a_run_whose_rows_are_all_at_clients_has_a_temperature_and_sets(tmp_path
     card = run.card()
     assert card["temperature"] != 1
     assert card["conformal"]["source"] == "clients"
-    assert card["conformal"]["rows"] == 120
+    assert card["conformal"]["rows"] == card["ood"]["rows"] == 120
+    assert card["ood"]["threshold"] > 0
     figures = run.evaluate()["sets"]
     assert figures["source"] == "clients"
     # 120 calibration rows, 1,000 test rows: less than one in a million is so far below.
