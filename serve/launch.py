@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from fedppd_ray.errors import ConfigError, FedPPDError, ResourceError
-from fedppd_ray.runs.export import read_card
 from fedppd_ray.runs.remote import Location, absolute
 from fedppd_ray.runs.signature import trusted_key
 from serve.haproxy_config import CLIENT_HEADER
 from serve.proxy import ray_folder, set_proxy_environment, short_folder
 from serve.settings import Settings, check_exposure, check_ray_authentication
+from serve.source import source_of
 from serve.tls import certificate_file
 from serve.tokens import read_tokens, token_file
 from serve.tracing import trace_endpoint
@@ -71,7 +71,7 @@ def serve_until(
     check_exposure(plan.host, bool(tokens), plan.insecure)
     if not os.environ.get("RAY_ADDRESS"):
         check_ray_authentication(os.environ, plan.insecure)
-    card = read_card(plan.run)
+    card = source_of(plan.run).card()
     cores = os.cpu_count() or 1
     settings = Settings(
         run=absolute(plan.run),

@@ -6,9 +6,10 @@ Heavy imports (torch, Ray, matplotlib) happen inside the commands, so that `--he
 import json
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -25,7 +26,6 @@ app = typer.Typer(
     name="fedppd",
     help="Federated learning that knows what it does not know: FedPPD on Ray.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -39,6 +39,9 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(registry_app, name="registry")
 
 
+_debug = False  # whether a traceback is asked for
+
+
 def _version(value: bool) -> None:
     if value:
         print(f"fedppd {__version__}")
@@ -48,6 +51,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _main(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log lines of --verbose, and tracebacks.")] = False,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Log lines as text, or as one JSON object each.")
     ] = LogFormat.TEXT,
@@ -55,7 +59,9 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    configure_logging(verbose, log_format)
+    global _debug
+    _debug = debug
+    configure_logging(verbose or debug, log_format)
 
 
 app.command()(training.train)
@@ -273,15 +279,28 @@ def _stop_event() -> threading.Event:
 
 
 def main(run: Callable[[], Any] = app) -> None:
-    """Expected failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped."""
+    """Failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped.
+
+    A traceback is for who asks for it, with --debug.
+    """
     try:
         run()
-    except FedPPDError as error:
+    except Exception as error:
+        if _debug:
+            traceback.print_exc()
+        _explain(error)
+    except KeyboardInterrupt:
+        fail("stopped", 130)
+
+
+def _explain(error: Exception) -> NoReturn:
+    if isinstance(error, FedPPDError):
         fail(str(error), error.exit_code)
-    except OSError as error:
+    if isinstance(error, OSError):
         # A full disk, a folder without permission: the system's word is all there is to say.
         where = f"{error.filename}: " if error.filename else ""
         again = "finished rounds are saved: the same command goes on, a run with `fedppd resume`"
         fail(f"{where}{error.strerror or error}; {again}", 1)
-    except KeyboardInterrupt:
-        fail("stopped", 130)
+    reason = " ".join(str(error).split())[:500]
+    hint = "" if _debug else "; `fedppd --debug …` shows where"
+    fail(f"a defect of fedppd, or of a plugin: {type(error).__name__}: {reason}{hint}", 1)
