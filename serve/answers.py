@@ -21,6 +21,7 @@ from fedppd_ray.errors import ConfigError
 from fedppd_ray.inference.abstention import abstention_level
 from fedppd_ray.inference.student import describe_predictions
 from serve import inputs
+from serve.access_log import current_request
 from serve.body import Admission, read_body
 from serve.decoder_process import TENSORS
 from serve.decoders import Decoders
@@ -86,12 +87,30 @@ class Answerer:
             with stage("body"):
                 body = await read_body(request, place, self.settings)
             # Taken once: input and answer belong to this student, even if another is swapped in meanwhile.
-            student = self.predictor.current
+            student = self._chosen()
             with stage("decode"):
                 given = await self._given(body, media_type, student)
             if coverage is not None and given.coverage is not None and coverage != given.coverage:
                 raise invalid("coverage", "the query and the body ask for different coverages")
-            return await self.answer(student, given, coverage if given.coverage is None else given.coverage)
+            coverage = coverage if given.coverage is None else given.coverage
+            try:
+                return await self.answer(student, given, coverage)
+            except Exception as error:  # of a candidate, which takes the same inputs: nobody shall notice
+                if not self._gave_up(student, error):
+                    raise
+                return await self.answer(self.predictor.current, given, coverage)
+
+    def _chosen(self) -> ServedStudent:
+        trial = self.predictor.trial
+        canary = None if trial is None else trial.canary_for(current_request.get())
+        return canary or self.predictor.current
+
+    def _gave_up(self, student: ServedStudent, error: Exception) -> bool:
+        """Whether it was the candidate that failed; a caller's own mistake is none of its failures."""
+        trial = self.predictor.trial
+        if trial is None or (isinstance(error, RequestError) and error.status < 500):
+            return False
+        return trial.give_up(student)
 
     async def _given(self, body: inputs.Body, media_type: str, student: ServedStudent) -> Given:
         takes = student.takes
@@ -165,6 +184,8 @@ class Answerer:
         for prediction, names in zip(predictions, given.outside or (), strict=False):
             prediction["outside"] = names
         self._count(predictions)
+        if (trial := self.predictor.trial) is not None:
+            trial.offer(current_request.get(), given.values)
         return Answer(student, level, predictions, given.hint)
 
     def _count(self, predictions: list[dict[str, Any]]) -> None:

@@ -57,8 +57,8 @@ def for_rows(value: float | str, rows: int) -> float:
 
 
 class FederationConfig(Section):
-    clients: int = Field(default=10, ge=1)
-    rounds: int = Field(default=20, ge=1)
+    clients: int = Field(default=10, ge=1, description="how many clients there are")
+    rounds: int = Field(default=20, ge=1, description="rounds of the run; a resumed run may ask for more")
     participation: float = Field(default=1.0, gt=0, le=1, description="share of the clients in a round")
     quorum: float = Field(default=0.5, gt=0, le=1, description="share of a round's clients that must deliver")
     retries: int = Field(default=1, ge=0, description="second chances of a client within a round")
@@ -125,8 +125,8 @@ Share = Literal["auto"] | Annotated[float, Field(ge=0)]
 class ClientOverrides(Section):
     """What is special about one client, or about all whose id matches a pattern."""
 
-    cpus: float | None = Field(default=None, ge=0)
-    gpus: float | None = Field(default=None, ge=0)
+    cpus: float | None = Field(default=None, ge=0, description="cores that it asks for; null: as resources.client_cpus")
+    gpus: float | None = Field(default=None, ge=0, description="share of a GPU; null: as resources.client_gpus")
     label_selector: Mapping[str, str] = Field(default={}, description="labels of the Ray node that it must live on")
     data: str | None = Field(default=None, description="folder with its own images.npy and labels.npy, on that node")
     held_out: str | None = Field(
@@ -141,14 +141,14 @@ class ClientOverrides(Section):
 
 
 class ResourcesConfig(Section):
-    client_cpus: Share = "auto"
-    client_gpus: Share = "auto"
-    server_cpus: Share = "auto"
-    server_gpus: Share = "auto"
+    client_cpus: Share = Field(default="auto", description="cores of a client; auto: so that all fit the cluster")
+    client_gpus: Share = Field(default="auto", description="share of a GPU that a client has; auto: so that all fit")
+    server_cpus: Share = Field(default="auto", description="cores of the server")
+    server_gpus: Share = Field(default="auto", description="share of a GPU that the server has")
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto", description="actors that share the clients; auto: one a client"
     )
-    start_timeout_s: float = Field(default=120, gt=0)
+    start_timeout_s: float = Field(default=120, gt=0, description="seconds that the actors have to start in")
 
 
 class CheckpointConfig(Section):
@@ -158,9 +158,9 @@ class CheckpointConfig(Section):
 class Config(Section):
     """What every run has; its subclass for a method has that method's sections too."""
 
-    name: str = Field(default="run", min_length=1)
-    seed: int = Field(default=0, ge=0)
-    method: str = "fedppd"
+    name: str = Field(default="run", min_length=1, description="of the run, in reports and on the model card")
+    seed: int = Field(default=0, ge=0, description="of all randomness: the same seed gives the same bits")
+    method: str = Field(default="fedppd", description="which algorithm trains; `fedppd methods` lists them")
     data: DataConfig = DataConfig()
     federation: FederationConfig = FederationConfig()
     client: ClientConfig = ClientConfig()
