@@ -1,6 +1,6 @@
 """How fast is a batch job on Ray Data, beside one process?
 
-    python benchmarks/batch_predict.py RUN [--rows 200000] [--part-rows 5000] [--json FILE]
+    python benchmarks/batch_predict.py RUN [--rows 200000] [--part-rows 5000] [--short] [--json FILE]
 
 The same rows (noise of the student's shape, in one .npy file) by `fedppd predict --out` on all cores of this machine,
 by the same command with --serial, which gives the network all cores too, and so on one core. Start-up counts.
@@ -55,25 +55,27 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--part-rows", type=int, default=5_000)
+    parser.add_argument("--short", action="store_true", help="20,000 rows")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     arguments = parser.parse_args()
     card = json.loads((arguments.run / "student" / "model.json").read_text())
+    rows = 20_000 if arguments.short else arguments.rows
     figures = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_rows(folder / "rows.npy", arguments.rows, card)
+        write_rows(folder / "rows.npy", rows, card)
         ways = {
             "Ray Data": ([], None),
             "one process, all cores": (["--serial"], None),
             "one process, one core": (["--serial"], 1),
         }
-        print(f"{arguments.rows:,} rows, {os.cpu_count()} cores\n{'':28}{'seconds':>10}{'rows/s':>10}")
+        print(f"{rows:,} rows, {os.cpu_count()} cores\n{'':28}{'seconds':>10}{'rows/s':>10}")
         for way, (options, threads) in ways.items():
             seconds = timed(
                 arguments.run, folder / "rows.npy", folder / way, arguments.part_rows, *options, threads=threads
             )
-            figures[way] = {"seconds": seconds, "rows_a_second": arguments.rows / seconds}
-            print(f"{way:28}{seconds:>10.1f}{arguments.rows / seconds:>10,.0f}", flush=True)
+            figures[way] = {"seconds": seconds, "rows_a_second": rows / seconds}
+            print(f"{way:28}{seconds:>10.1f}{rows / seconds:>10,.0f}", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

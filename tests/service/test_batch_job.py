@@ -123,3 +123,10 @@ def test_a_row_that_cannot_be_read_is_named_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'old' is not a number"):
         predict_files(tmp_path / "run", [tmp_path / "in.csv"], tmp_path / "out", part_rows=20, serial=True)
     assert len(contents(tmp_path / "out")) == 1, "parts before it are there"
+
+
+def test_options_of_a_batch_job_need_its_folder(digits_run: Path, rows: Path) -> None:
+    line = command(digits_run, rows, "--serial")
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "--out" in done.stderr
