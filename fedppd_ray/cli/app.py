@@ -15,8 +15,9 @@ import typer
 
 from fedppd_ray import __version__
 from fedppd_ray.cli import facts, reference, training
+from fedppd_ray.cli.batch import BatchFormat, predict_batch
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
-from fedppd_ray.cli.options import JsonOption, RootOption, RunArgument
+from fedppd_ray.cli.options import AddressOption, JsonOption, RootOption, RunArgument
 from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
@@ -122,11 +123,25 @@ def predict(
         float | None,
         typer.Option("--coverage", help="Answer about this share of rows like the calibration rows, e.g. 0.8."),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="A batch job: answers go to files here. Also of .npy, Parquet, folders of images."),
+    ] = None,
+    form: Annotated[BatchFormat, typer.Option("--format", help="Of a batch job's files.")] = BatchFormat.PARQUET,
+    part_rows: Annotated[int, typer.Option("--part-rows", min=1, help="Rows per file of a batch job.")] = 10_000,
+    address: AddressOption = None,
+    serial: Annotated[bool, typer.Option("--serial", help="A batch job in this process, without Ray.")] = False,
 ) -> None:
     """What is in these images or rows, how sure the student is, and whether it would rather not say.
 
-    A student of tables answers in CSV: one line per row.
+    A student of tables answers in CSV: one line per row. With --out it is a batch job on Ray Data, for millions of
+    rows: the same command continues one that was stopped.
     """
+    if out is not None:
+        predict_batch(run, images, out, form, part_rows, coverage, address, serial)
+        return
+    if serial or address:
+        fail("--serial, --address: they are for a batch job; say where its answers go with --out DIR", 2)
     from fedppd_ray.cli.console import answers_as_csv
     from fedppd_ray.runs.run import Run
 
