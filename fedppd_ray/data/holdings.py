@@ -33,7 +33,7 @@ def prepare_data(config: Config) -> None:
                 config.active.require_rows(len(rows), client)
     for ood in config.evaluation.ood_names:
         try:
-            prepare_ood(ood, config.data.root)
+            prepare_ood(ood, info, config.data.root)
         except DataError as error:
             raise DataError(
                 f"evaluation.ood: {error}; or set evaluation.ood to glyphs or noise, which need no file"
