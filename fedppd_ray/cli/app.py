@@ -34,6 +34,7 @@ data_app = typer.Typer(help="Fetch, parse and look at data sets.", no_args_is_he
 app.add_typer(data_app, name="data")
 data_app.command("sums")(facts.sums)
 data_app.command("facts")(facts.facts)
+data_app.command("clear")(facts.clear)
 app.add_typer(sites_app, name="sites")
 app.add_typer(site_app, name="site")
 app.add_typer(keys_app, name="keys")
