@@ -65,9 +65,12 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if settings.watch else []
+        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if predictor.watching else []
         watchers += [Watcher(tokens.refresh, settings.poll_seconds)] if settings.token_file else []
         watchers += [Watcher(replicas.write, WRITE_SECONDS)] if replicas else []
+        if (trial := predictor.trial) is not None:
+            trial.start()
+            watchers.append(Watcher(trial.refresh, settings.poll_seconds))
         for watcher in watchers:
             watcher.start()
         answerer.start()
@@ -75,6 +78,8 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
             yield
         for watcher in watchers:
             watcher.stop()
+        if trial is not None:
+            trial.stop()
         if log is not None:
             log.close()
         if tracing is not None:
@@ -127,10 +132,15 @@ def _add_prediction(app: FastAPI, answerer: Answerer, protection: list[Any], sch
         coverage: Annotated[
             float | None, Query(gt=0, le=1, allow_inf_nan=False, description="As in a JSON body, for any body.")
         ] = None,
+        confidence: Annotated[
+            float | None, Query(gt=0, lt=1, allow_inf_nan=False, description="As in a JSON body, for any body.")
+        ] = None,
     ) -> Response:
         """Label, probabilities, entropy and "I don't know" for images, or rows of a table, by one forward pass."""
-        answer = await answerer.predict(request, _media_type(request), coverage)
+        answer = await answerer.predict(request, _media_type(request), inputs.Asked(coverage, confidence))
         head: dict[str, Any] = {"model": answer.student.reference, "abstention": answer.level}
+        if answer.sets:
+            head["conformal"] = answer.sets
         if answer.hint:
             head["hint"] = answer.hint
         predictions = await json_list(answer.predictions, len(answer.student.card["classes"]))

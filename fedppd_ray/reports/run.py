@@ -12,6 +12,7 @@ from fedppd_ray.reports.doubtful import doubtful_section
 from fedppd_ray.reports.glossary import glossary
 from fedppd_ray.reports.groups import group_tables
 from fedppd_ray.reports.html import folded, html_page, html_table, named, pictures
+from fedppd_ray.reports.sets import flag_rows, set_rows
 from fedppd_ray.reports.sites import sites_section
 from fedppd_ray.runs.files import write_atomically
 from fedppd_ray.runs.journal import read_journal
@@ -116,7 +117,7 @@ def more_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
             rows.append((f"{name} per client, worst / 10th percentile", shown))
     if "teacher_accuracy" in figures:
         rows.append(("accuracy of the teacher", f"{figures['teacher_accuracy']:.2f} %"))
-    rows += _score_rows(figures) + _corruption_rows(figures)
+    rows += set_rows(figures) + flag_rows(figures) + _score_rows(figures) + _corruption_rows(figures)
     return rows
 
 
