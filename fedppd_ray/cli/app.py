@@ -242,11 +242,16 @@ def methods() -> None:
 
 
 @app.command()
-def report(run: RunArgument) -> None:
+def report(
+    run: RunArgument,
+    examples: Annotated[
+        bool, typer.Option("--examples/--no-examples", help="Show the most doubtful held-out rows on the page.")
+    ] = True,
+) -> None:
     """Write report.html and plots/*.png of a run."""
     from fedppd_ray.reports.run import report_run
 
-    print(report_run(run))
+    print(report_run(run, examples))
 
 
 @data_app.command("prepare")

@@ -6,7 +6,7 @@ The loop in `run_rounds` is all there is: every round is accepted, recorded and 
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from fedppd_ray.evaluation.by_clients import with_sets
 from fedppd_ray.evaluation.calibration import Calibration, calibrate, needs_network
 from fedppd_ray.evaluation.federated import calibrate_by_asking
 from fedppd_ray.evaluation.metrics import Metrics, metrics_of
+from fedppd_ray.evaluation.own_rows import as_sites, question_for
 from fedppd_ray.federation.concerns import concerns
 from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.failure_policy import FailurePolicy
@@ -157,8 +158,17 @@ class Training:
         if (warning := never_abstains(card)) and not self._warned:
             log.warning(warning)
             self._warned = True
+        self._ask_clients(state, card)
         self.observer.exported(state.round, card)
         return more
+
+    def _ask_clients(self, state: GlobalState, card: Mapping[str, Any]) -> None:
+        """How the student does at each client that keeps rows back: kept beside the export."""
+        kept = any(section.held_out for section in self.config.clients.values())
+        if not (kept or self.config.data.kept_by_clients):
+            return
+        if found := as_sites(self.executor.clients.ask(question_for(card), state)):
+            self.store.save_client_figures(state.round, found)
 
     @property
     def _classes(self) -> int:
