@@ -132,6 +132,9 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
+    def add(self, *families: _Family) -> None:
+        self._families = (*self._families, *families)
+
     def collect(self) -> Iterator[Metric]:
         for family in self._families:
             yield family.metric()
