@@ -192,6 +192,9 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain (PEM): serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None,
+    drift_webhook: Annotated[
+        str | None, typer.Option("--drift-webhook", help="A URL that is told, by POST, when what is asked has changed.")
+    ] = None,
     grpc_port: Annotated[
         int | None,
         typer.Option("--grpc-port", min=1, max=65535, help="The Open Inference Protocol over gRPC, too."),
@@ -222,6 +225,7 @@ def serve(
         access_log=access_log,
         certificate=tls_cert,
         key=tls_key,
+        drift_webhook=drift_webhook,
         grpc_port=grpc_port,
         otlp_endpoint=otlp_endpoint,
     )
