@@ -81,9 +81,11 @@ class Registry:
             raise CheckpointError(f"{run}: its model card cannot be read ({error})") from None
         if sha256(weights) != content["sha256"] or not VERSION.fullmatch(version):
             raise CheckpointError(f"{run}: its weights are not those of its card; is it being exported just now?")
-        for name, found in zip(_STUDENT, (weights, _read_or_none(run, student_file(SIGNATURE)), card), strict=True):
-            if found is not None and not self.has(version):
-                self._place.write(version_file(version, name), found)
+        files = dict(zip(_STUDENT, (weights, _read_or_none(run, student_file(SIGNATURE)), card), strict=True))
+        if not self.has(version):
+            for name, found in files.items():
+                if found is not None:
+                    self._place.write(version_file(version, name), found)
         return version
 
     def seal(self, version: str, figures: Mapping[str, Any], source: Location, who: str) -> None:
@@ -92,13 +94,13 @@ class Registry:
             return
         self._place.write(version_file(version, FIGURES), _as_json(figures))
         card = json.loads(self._place.read(version_file(version, student_file(CARD))))
-        names = [name for name in (*_STUDENT, FIGURES) if self._exists(version_file(version, name))]
+        digests = {name: self._digest(version_file(version, name)) for name in (*_STUDENT, FIGURES)}
         manifest = {
             "version": version,
             "name": card["name"],
             "method": card["method"],
             "round": card["round"],
-            "digests": {name: sha256(self._place.read(version_file(version, name))) for name in names},
+            "digests": {name: digest for name, digest in digests.items() if digest is not None},
             "source": str(source),
             "registered": now(),
             "by": who,
@@ -126,7 +128,7 @@ class Registry:
         """As `folder_of`; CheckpointError where a file is not the one that was registered."""
         for name, digest in self.manifest(version)["digests"].items():
             path = version_file(version, name)
-            if not self._exists(path) or sha256(self._place.read(path)) != digest:
+            if self._digest(path) != digest:
                 raise CheckpointError(f"{self.location}/{path}: is not what was registered; restore it from a backup")
         return self.folder_of(version)
 
@@ -224,11 +226,14 @@ class Registry:
             ) from None
 
     def _exists(self, name: str) -> bool:
+        return self._digest(name) is not None
+
+    def _digest(self, name: str) -> str | None:
+        """None where there is no such file."""
         try:
-            self._place.read(name)
+            return sha256(self._place.read(name))
         except FileNotFoundError:
-            return False
-        return True
+            return None
 
     def _json(self, name: str) -> dict[str, Any]:
         try:

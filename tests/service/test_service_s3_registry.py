@@ -21,7 +21,7 @@ from fedppd_ray.runs.export import read_card
 from serve.metrics import Metrics
 from serve.predictor import Predictor
 from serve.settings import Settings
-from tests.service.exports import export_again, trained_digits
+from tests.service.exports import export_again
 
 BUCKET = "fedppd-registry"
 URL = f"s3://{BUCKET}/students"
@@ -47,13 +47,10 @@ def storage() -> Iterator[object]:
     server.stop()
 
 
-@pytest.fixture(scope="module")
-def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    folder = tmp_path_factory.mktemp("runs")
-    trained_digits(folder / "digits")
-
+@pytest.fixture
+def make_run(digits_run: Path, tmp_path: Path) -> Callable[[int], Path]:
     def make(round_id: int) -> Path:
-        run = Path(shutil.copytree(folder / "digits", folder / f"run{round_id}"))
+        run = Path(shutil.copytree(digits_run, tmp_path / f"run{round_id}"))
         export_again(run, round_id)
         return run
 
