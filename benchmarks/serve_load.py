@@ -184,8 +184,8 @@ def _ensemble_deployment() -> Any:
             super().__init__(card, model)
             self._members = members
 
-        def log_probabilities(self, pixels: Any) -> Any:
-            probabilities = [np.exp(member.log_probabilities(pixels)) for member in self._members]
+        def evidence(self, rows: Any) -> Any:
+            probabilities = [np.exp(member.log_probabilities(rows)) for member in self._members]
             return np.log(np.mean(probabilities, axis=0))
 
     class EnsembleReplica(StudentReplica):

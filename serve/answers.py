@@ -25,6 +25,7 @@ from serve.access_log import current_request
 from serve.body import Admission, read_body
 from serve.decoder_process import TENSORS
 from serve.decoders import Decoders
+from serve.grpc_tensors import GRPC, rest_form
 from serve.metrics import Metrics
 from serve.predictor import Predictor
 from serve.priority import lower_priority
@@ -35,6 +36,7 @@ from serve.structure import NAMES, is_quick
 from serve.student import ServedStudent
 from serve.takes import ImageInput, TableInput, Takes
 from serve.tensors import QUOTES, Wish, json_length, read_tensors
+from serve.tracing import stage
 
 # Rows of a table in so many bytes of JSON or CSV are decoded in a few milliseconds.
 _QUICK_TABLE_BYTES = 16 * 1024
@@ -82,10 +84,12 @@ class Answerer:
     async def predict(self, request: Request, media_type: str, coverage: float | None) -> Answer:
         """`POST /predict`, whatever the body's media type."""
         with self.admission.admit() as place:
-            body = await read_body(request, place, self.settings)
+            with stage("body"):
+                body = await read_body(request, place, self.settings)
             # Taken once: input and answer belong to this student, even if another is swapped in meanwhile.
             student = self._chosen()
-            given = await self._given(body, media_type, student)
+            with stage("decode"):
+                given = await self._given(body, media_type, student)
             if coverage is not None and given.coverage is not None and coverage != given.coverage:
                 raise invalid("coverage", "the query and the body ask for different coverages")
             coverage = coverage if given.coverage is None else given.coverage
@@ -131,6 +135,14 @@ class Answerer:
         values, facts = await self._elsewhere({"kind": TENSORS, "header": header}, body, student, quick)
         return Wish(**facts["wish"]), Given(values, facts.get("hint"), outside=facts.get("outside"))
 
+    async def grpc_tensors(self, body: inputs.Body, student: ServedStudent) -> tuple[Wish, Given]:
+        """A serialised ModelInferRequest. What is not small is parsed elsewhere, like the JSON of its REST form."""
+        if len(body) <= inputs.BRIEF_BYTES:
+            return await self.tensors(*rest_form(body, student.name, student.version), student)
+        task = {"kind": GRPC, "model": [student.name, student.version]}
+        values, facts = await self._elsewhere(task, body, student, quick=False)
+        return Wish(**facts["wish"]), Given(values, facts.get("hint"), outside=facts.get("outside"))
+
     async def _checked(self, field: str, array: NDArray[Any], student: ServedStudent) -> Given:
         def check() -> Given:
             if isinstance(student.takes, TableInput):
@@ -162,7 +174,8 @@ class Answerer:
         except ConfigError as error:
             raise invalid("coverage", str(error).removeprefix("coverage: ")) from None
         try:
-            log_probabilities = await self.predictor.log_probabilities(student, given.values)
+            with stage("forward"):
+                log_probabilities = await self.predictor.log_probabilities(student, given.values)
         except TimeoutError:
             raise _timeout("the prediction", self.settings) from None
         predictions: list[dict[str, Any]] = []

@@ -24,6 +24,7 @@ from PIL import Image
 
 from fedppd_ray.data.pixels import hint_for
 from serve.column_tensors import read_columns
+from serve.grpc_tensors import GRPC, rest_form
 from serve.inputs import CSV, IMAGES, JSON, checked_pixels, decode_image, decode_json
 from serve.refusals import RequestError
 from serve.rows import decode_csv, decode_records, encoded
@@ -42,6 +43,9 @@ Answer = tuple[dict[str, Any], NDArray[Any]]
 
 
 def decode(task: dict[str, Any], body: bytearray) -> Answer:
+    if task["kind"] == GRPC:
+        content, header = rest_form(body, *task["model"])
+        return decode(task | {"kind": TENSORS, "header": header}, bytearray(content))
     takes, kind, most = taken(task["takes"]), task["kind"], task["max_images"]
     if isinstance(takes, TableInput):
         return _decode_rows(task, body, takes)

@@ -26,7 +26,7 @@ TIFF, DICOM = "image/tiff", "application/dicom"
 IMAGES = (PNG, JPEG, TIFF, DICOM)
 MEDIA_TYPES = (JSON, *IMAGES, NPY, CSV)
 # JSON up to this size, with no more strings than its keys need, is parsed in a millisecond, whatever it holds.
-_BRIEF_BYTES, _BRIEF_QUOTES = 24 * 1024, 8
+BRIEF_BYTES, _BRIEF_QUOTES = 24 * 1024, 8
 # The same for checking the range of that many bytes of floats, and making them float32.
 BRIEF_ARRAY_BYTES = 64 * 1024
 
@@ -34,7 +34,7 @@ Body = bytes | bytearray
 
 
 def is_brief_json(body: Body, quotes: int = _BRIEF_QUOTES) -> bool:
-    return len(body) <= _BRIEF_BYTES and body.count(b'"') <= quotes
+    return len(body) <= BRIEF_BYTES and body.count(b'"') <= quotes
 
 
 def decode_json(body: Body, validator: Validator) -> tuple[RawRows, float | None]:

@@ -6,14 +6,15 @@ Heavy imports (torch, Ray, matplotlib) happen inside the commands, so that `--he
 import json
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fedppd_ray import __version__
-from fedppd_ray.cli import facts, training
+from fedppd_ray.cli import facts, reference, training
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
 from fedppd_ray.cli.options import JsonOption, RootOption, RunArgument
 from fedppd_ray.cli.releases import promote, registry_app, rollback
@@ -25,7 +26,6 @@ app = typer.Typer(
     name="fedppd",
     help="Federated learning that knows what it does not know: FedPPD on Ray.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -39,6 +39,9 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(registry_app, name="registry")
 
 
+_debug = False  # whether a traceback is asked for
+
+
 def _version(value: bool) -> None:
     if value:
         print(f"fedppd {__version__}")
@@ -48,6 +51,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _main(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log lines of --verbose, and tracebacks.")] = False,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Log lines as text, or as one JSON object each.")
     ] = LogFormat.TEXT,
@@ -55,11 +59,14 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    configure_logging(verbose, log_format)
+    global _debug
+    _debug = debug
+    configure_logging(verbose or debug, log_format)
 
 
 app.command()(training.train)
 app.command()(training.resume)
+app.command()(reference.config)
 app.command()(compare)
 app.command()(active)
 app.command()(promote)
@@ -73,25 +80,44 @@ def evaluate(
     corruptions: Annotated[
         bool, typer.Option("--corruptions", help="Also on test rows with noise, blur and the like, severities 1 to 5.")
     ] = False,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            help="Labelled rows instead: <class>/*.png, arrays or a table. Several are sites, told apart by name.",
+        ),
+    ] = None,
 ) -> None:
-    """Accuracy, calibration, OOD detection and abstention of a run's exported student."""
+    """Accuracy, calibration, OOD detection and abstention of a run's exported student, per class and per site too."""
+    from fedppd_ray.reports.groups import group_tables
     from fedppd_ray.reports.run import figure_rows
     from fedppd_ray.runs.run import Run
 
-    figures = Run(run).evaluate(corruptions=corruptions)
+    if data and corruptions:
+        fail("--corruptions: made of the run's own test rows, not of --data; leave one of the two out", 2)
+    figures = Run(run).evaluate(corruptions=corruptions, data=data or ())
     if as_json:
         print(json.dumps(figures, indent=2))
-    else:
-        print_table(f"{figures['name']}: the student on held-out data", ("", ""), figure_rows(figures))
+        return
+    rows = ", ".join(map(str, data)) if data else "held-out data"
+    print_table(f"{figures['name']}: the student on {rows}", ("", ""), figure_rows(figures))
+    for title, (head, *lines) in group_tables(figures).items():
+        print(title)  # not the table's own, which is folded to the table's width
+        print_table("", tuple(head), lines)
 
 
 @app.command()
 def predict(
     run: RunArgument,
     images: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="PNG or JPEG files; CSV files for a student of tables.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="PNG or JPEG files, CSV files for a student of tables; or folders."),
     ],
     as_json: JsonOption = False,
+    coverage: Annotated[
+        float | None,
+        typer.Option("--coverage", help="Answer about this share of rows like the calibration rows, e.g. 0.8."),
+    ] = None,
 ) -> None:
     """What is in these images or rows, how sure the student is, and whether it would rather not say.
 
@@ -100,7 +126,7 @@ def predict(
     from fedppd_ray.cli.console import answers_as_csv
     from fedppd_ray.runs.run import Run
 
-    answers = Run(run).predict(images)
+    answers = Run(run).predict(images, coverage)
     if as_json:
         print(json.dumps(answers, indent=2))
         return
@@ -144,6 +170,19 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain (PEM): serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option("--grpc-port", min=1, max=65535, help="The Open Inference Protocol over gRPC, too."),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            metavar="URL",
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="An OpenTelemetry collector that gets a trace of each request.",
+        ),
+    ] = None,
 ) -> None:
     """Answer predictions over HTTP, with a page for people, until Ctrl-C."""
     from serve.launch import Plan, serve_until
@@ -161,6 +200,8 @@ def serve(
         access_log=access_log,
         certificate=tls_cert,
         key=tls_key,
+        grpc_port=grpc_port,
+        otlp_endpoint=otlp_endpoint,
     )
     serve_until(plan, _stop_event())
 
@@ -238,15 +279,28 @@ def _stop_event() -> threading.Event:
 
 
 def main(run: Callable[[], Any] = app) -> None:
-    """Expected failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped."""
+    """Failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped.
+
+    A traceback is for who asks for it, with --debug.
+    """
     try:
         run()
-    except FedPPDError as error:
+    except Exception as error:
+        if _debug:
+            traceback.print_exc()
+        _explain(error)
+    except KeyboardInterrupt:
+        fail("stopped", 130)
+
+
+def _explain(error: Exception) -> NoReturn:
+    if isinstance(error, FedPPDError):
         fail(str(error), error.exit_code)
-    except OSError as error:
+    if isinstance(error, OSError):
         # A full disk, a folder without permission: the system's word is all there is to say.
         where = f"{error.filename}: " if error.filename else ""
         again = "finished rounds are saved: the same command goes on, a run with `fedppd resume`"
         fail(f"{where}{error.strerror or error}; {again}", 1)
-    except KeyboardInterrupt:
-        fail("stopped", 130)
+    reason = " ".join(str(error).split())[:500]
+    hint = "" if _debug else "; `fedppd --debug …` shows where"
+    fail(f"a defect of fedppd, or of a plugin: {type(error).__name__}: {reason}{hint}", 1)

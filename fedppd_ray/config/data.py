@@ -25,7 +25,7 @@ class PartitionConfig(Section):
         default="major_classes",
         description="writers: whole writers per client; folders: as ROOT/clients/<id> says; column: as client_column",
     )
-    rows_per_client: int | None = Field(default=None, ge=1)
+    rows_per_client: int | None = Field(default=None, ge=1, description="rows of a client; null: all are handed out")
     major: int = Field(default=2, ge=1, description="major_classes: classes that a client mostly holds")
     extra_per_class: int = Field(default=10, ge=0, description="major_classes: rows of every class besides")
     alpha: float = Field(default=0.5, gt=0, description="dirichlet: concentration, smaller is more skewed")
@@ -37,10 +37,10 @@ class FolderConfig(Section):
     They are part of the configuration so that a run folder and a client's node need no file to know them.
     """
 
-    classes: tuple[str, ...] = Field(min_length=2)
+    classes: tuple[str, ...] = Field(min_length=2, description="names of the classes, in the order of their numbers")
     shape: tuple[int, int, int] = Field(description="channels, height, width")
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = Field(description="of each channel, of values brought to 0–1")
+    std: tuple[float, ...] = Field(description="of each channel, likewise")
     range: tuple[float, float] = Field(
         default=(0.0, 255.0),
         description="least and largest value: 0, 255 of 8 bits, 0, 65535 of 16 bits; of floats say it",
@@ -50,7 +50,7 @@ class FolderConfig(Section):
 
 
 class DataConfig(Section):
-    name: str = "mnist5k"
+    name: str = Field(default="mnist5k", description="a known data set, or folder or table: your own")
     root: str | None = Field(default=None, description="folder of the data files; default $FEDPPD_DATA")
     folder: FolderConfig | None = Field(default=None, description="name: folder only; default: read off the root")
     table: TableConfig | None = Field(

@@ -9,9 +9,10 @@ import yaml
 from pydantic import ValidationError
 
 from fedppd_ray.config.messages import readable
+from fedppd_ray.config.names import client_ids, is_id, own_names
 from fedppd_ray.config.nouns import METHODS, OWN_DATA
 from fedppd_ray.config.own_networks import bring_networks, open_networks
-from fedppd_ray.config.schema import Config, client_ids, config_class, number_or_text
+from fedppd_ray.config.schema import Config, config_class, number_or_text
 from fedppd_ray.config.stored import restricted, upgraded
 from fedppd_ray.config.table import SHIFTED, TABLE
 from fedppd_ray.errors import ConfigError
@@ -108,8 +109,13 @@ def find_config(path: Path | str) -> Path:
     for folder in _shipped():
         if (found := folder / f"{given.name}.yaml").exists():
             return found
-    known = sorted({file.stem for folder in _shipped() for file in folder.glob("*.yaml")})
+    known = shipped_names()
     raise ConfigError(f"{path}: neither a file nor a configuration that comes with fedppd{suggest(str(path), known)}")
+
+
+def shipped_names() -> list[str]:
+    """The configurations that come with the package, by name."""
+    return sorted({file.stem for folder in _shipped() for file in folder.glob("*.yaml")})
 
 
 def _shipped() -> list[Path]:
@@ -134,6 +140,7 @@ def _read(path: Path | str, overrides: Overrides) -> dict[str, Any]:
     for override in override_lines(overrides):
         _apply_override(values, override)
     _look_into_own_data(values)
+    _count_names(values)
     return values
 
 
@@ -170,6 +177,14 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
         below = result.get(key)
         result[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return result
+
+
+def _count_names(values: dict[str, Any]) -> None:
+    """There are as many clients as have names of their own."""
+    clients = values.get("clients")
+    names = own_names(map(str, clients)) if isinstance(clients, dict) else []
+    if names and isinstance(federation := values.setdefault("federation", {}), dict):
+        federation.setdefault("clients", len(names))
 
 
 # ---- a user's own data
@@ -219,7 +234,7 @@ def _suit_a_table(values: dict[str, Any], data: dict[str, Any]) -> None:
             )
 
 
-def _take_clients(values: Mapping[str, Any], data: dict[str, Any], found: Sequence[str], place: Path) -> None:
+def _take_clients(values: dict[str, Any], data: dict[str, Any], found: Sequence[str], place: Path) -> None:
     """ROOT/clients/<id> says who holds what: for every client, or there is no such folder at all."""
     part = data.get("partition") or {}
     if not isinstance(part, dict):
@@ -227,13 +242,18 @@ def _take_clients(values: Mapping[str, Any], data: dict[str, Any], found: Sequen
     if part.setdefault("kind", "folders") != "folders":
         raise ConfigError(f"data.partition.kind: {place} says who holds what; set it to folders, not {part['kind']}")
     data["partition"] = part
-    federation = values.get("federation")
-    asked = federation.get("clients") if isinstance(federation, dict) else None
-    expected = Config.model_fields["federation"].default.clients if asked is None else asked
+    federation, given = values.setdefault("federation", {}), values.get("clients") or {}
+    if not isinstance(federation, dict) or not isinstance(given, dict):
+        return  # for the validation to refuse
+    expected = federation.setdefault("clients", len(found))
     if expected != len(found):
         raise ConfigError(
             f"federation.clients: {expected}, but {place} has {len(found)} folders; set it to {len(found)}"
         )
-    missing = [client for client in client_ids(len(found)) if client not in found]
-    if missing:
+    names = [] if any(map(is_id, found)) else own_names(found)
+    if missing := [client for client in names or client_ids(len(found)) if client not in found]:
         raise ConfigError(f"{place}: {missing[0]} has no folder; there must be one for every client, by its id")
+    if strange := [name for name in own_names(given) if name not in found]:
+        raise ConfigError(f"clients.{strange[0]}: {place} has no folder of this name; the names are {', '.join(found)}")
+    if names:
+        values["clients"] = {**{name: {} for name in names}, **given}

@@ -16,6 +16,8 @@ from pydantic import BeforeValidator, Field, create_model, field_validator, mode
 
 from fedppd_ray.config.client import ClientConfig, check_client
 from fedppd_ray.config.data import DataConfig, check_corruptions, check_data, check_network
+from fedppd_ray.config.names import check_names, own_names
+from fedppd_ray.config.names import client_ids as client_ids
 from fedppd_ray.config.nouns import AGGREGATIONS, FOLDER, METHODS, NETWORKS, SCORES, TRANSFORMS, DatasetInfo
 from fedppd_ray.config.own_networks import brought, import_brought, is_own, open_networks
 from fedppd_ray.config.section import Section
@@ -55,8 +57,8 @@ def for_rows(value: float | str, rows: int) -> float:
 
 
 class FederationConfig(Section):
-    clients: int = Field(default=10, ge=1)
-    rounds: int = Field(default=20, ge=1)
+    clients: int = Field(default=10, ge=1, description="how many clients there are")
+    rounds: int = Field(default=20, ge=1, description="rounds of the run; a resumed run may ask for more")
     participation: float = Field(default=1.0, gt=0, le=1, description="share of the clients in a round")
     quorum: float = Field(default=0.5, gt=0, le=1, description="share of a round's clients that must deliver")
     retries: int = Field(default=1, ge=0, description="second chances of a client within a round")
@@ -123,8 +125,8 @@ Share = Literal["auto"] | Annotated[float, Field(ge=0)]
 class ClientOverrides(Section):
     """What is special about one client, or about all whose id matches a pattern."""
 
-    cpus: float | None = Field(default=None, ge=0)
-    gpus: float | None = Field(default=None, ge=0)
+    cpus: float | None = Field(default=None, ge=0, description="cores that it asks for; null: as resources.client_cpus")
+    gpus: float | None = Field(default=None, ge=0, description="share of a GPU; null: as resources.client_gpus")
     label_selector: Mapping[str, str] = Field(default={}, description="labels of the Ray node that it must live on")
     data: str | None = Field(default=None, description="folder with its own images.npy and labels.npy, on that node")
     held_out: str | None = Field(
@@ -139,14 +141,14 @@ class ClientOverrides(Section):
 
 
 class ResourcesConfig(Section):
-    client_cpus: Share = "auto"
-    client_gpus: Share = "auto"
-    server_cpus: Share = "auto"
-    server_gpus: Share = "auto"
+    client_cpus: Share = Field(default="auto", description="cores of a client; auto: so that all fit the cluster")
+    client_gpus: Share = Field(default="auto", description="share of a GPU that a client has; auto: so that all fit")
+    server_cpus: Share = Field(default="auto", description="cores of the server")
+    server_gpus: Share = Field(default="auto", description="share of a GPU that the server has")
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto", description="actors that share the clients; auto: one a client"
     )
-    start_timeout_s: float = Field(default=120, gt=0)
+    start_timeout_s: float = Field(default=120, gt=0, description="seconds that the actors have to start in")
 
 
 class CheckpointConfig(Section):
@@ -156,16 +158,18 @@ class CheckpointConfig(Section):
 class Config(Section):
     """What every run has; its subclass for a method has that method's sections too."""
 
-    name: str = Field(default="run", min_length=1)
-    seed: int = Field(default=0, ge=0)
-    method: str = "fedppd"
+    name: str = Field(default="run", min_length=1, description="of the run, in reports and on the model card")
+    seed: int = Field(default=0, ge=0, description="of all randomness: the same seed gives the same bits")
+    method: str = Field(default="fedppd", description="which algorithm trains; `fedppd methods` lists them")
     data: DataConfig = DataConfig()
     federation: FederationConfig = FederationConfig()
     client: ClientConfig = ClientConfig()
     active: ActiveConfig | None = Field(default=None, description="active learning: train on labelled rows only")
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
-    clients: Mapping[str, ClientOverrides] = Field(default={}, description="by client id or pattern: client-0*")
+    clients: Mapping[str, ClientOverrides] = Field(
+        default={}, description="by client: a name of its own, an id, or a pattern: client-0*"
+    )
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
@@ -184,10 +188,11 @@ class Config(Section):
         method.check(self)
         if self.data.server_pool == 0 and method.needs_pool(self.model_dump()):
             raise ValueError("data.server_pool: distillation on the server needs unlabelled rows; set it above 0")
-        ids = client_ids(self.federation.clients)
+        check_names(own_names(self.clients), self.federation.clients)
+        ids = self.client_names
         for pattern in self.clients:
             if not fnmatch.filter(ids, pattern):
-                raise ValueError(f"clients.{pattern}: matches no client; ids are {ids[0]} to {ids[-1]}")
+                raise ValueError(f"clients.{pattern}: matches no client; they are called {ids[0]} to {ids[-1]}")
         _check_sites(self)
         _check_own_rows(self)
         return self
@@ -195,6 +200,11 @@ class Config(Section):
     @property
     def dataset(self) -> DatasetInfo:
         return self.data.info
+
+    @property
+    def client_names(self) -> list[str]:
+        """All clients, sorted: by the names that `clients` gives them, else client-00, client-01, …"""
+        return own_names(self.clients) or client_ids(self.federation.clients)
 
     def overrides_for(self, client: str) -> ClientOverrides:
         """Everything that `clients` says of this one; later patterns win."""
@@ -208,7 +218,7 @@ class Config(Section):
         """Client → the site that is this client, of those that are one."""
         if all(section.site is None for section in self.clients.values()):
             return {}
-        named = {client: self.overrides_for(client).site for client in client_ids(self.federation.clients)}
+        named = {client: self.overrides_for(client).site for client in self.client_names}
         return {client: site for client, site in named.items() if site is not None}
 
     def network_for(self, role: str) -> str:
@@ -316,12 +326,6 @@ def _check_sites(config: Config) -> None:
                 raise ValueError(f"clients.{client}.{key}: {site} is a site and decides that itself; remove it")
     if taken and config.active:
         raise ValueError("active: sites do not label rows for a study; remove it, or clients.*.site")
-
-
-def client_ids(count: int) -> list[str]:
-    """client-00, client-01, …: padded so that sorting by name is sorting by number."""
-    width = max(2, len(str(count - 1)))
-    return [f"client-{index:0{width}d}" for index in range(count)]
 
 
 def number_or_text(value: object) -> object:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedppd_ray.config.nouns import DatasetInfo
-from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.config.schema import Config
 from fedppd_ray.data.cache import data_root
 from fedppd_ray.data.datasets import Dataset, load, prepare, prepare_ood
 from fedppd_ray.data.folder import read_folder
@@ -27,7 +27,7 @@ def prepare_data(config: Config) -> None:
     prepare(config.data.name, config.data.root, ("train", "test") if needs_train(config) else ("test",), info)
     if needs_train(config):
         dealt = partition_of(config, dataset_of(config).train).clients
-        for client, rows in zip(client_ids(config.federation.clients), dealt, strict=False):
+        for client, rows in zip(config.client_names, dealt, strict=False):
             if config.active and folder_of(config, client) is None:
                 config.active.require_rows(len(rows), client)
     for ood in config.evaluation.ood_names:
@@ -69,7 +69,7 @@ class Holdings:
         self._rows: dict[str, Indices] = {}
         if common:
             self._train = dataset_of(config).train
-            shares = zip(client_ids(config.federation.clients), partition_of(config, self._train).clients, strict=True)
+            shares = zip(config.client_names, partition_of(config, self._train).clients, strict=True)
             self._rows = {client: rows for client, rows in shares if client in common}
 
     def of(self, client: str) -> Split:

@@ -13,10 +13,13 @@ from fedppd_ray.config.nouns import DATASETS, FOLDER, Shape
 from fedppd_ray.config.table import SHIFTED
 from fedppd_ray.data.datasets import dataset_info, load, load_ood
 from fedppd_ray.data.pixels import hint_for, to_predict
-from fedppd_ray.data.readers.pixels import decode
+from fedppd_ray.data.readers import tables
+from fedppd_ray.data.readers.pixels import SUFFIXES, decode
 from fedppd_ray.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
+
+PICTURES, TABLES = tuple(sorted(SUFFIXES)), tables.SUFFIXES  # what `predict` looks for in a folder
 
 
 def picture_rows(paths: Sequence[Path], shape: Shape, span: tuple[float, float]) -> NDArray[Any]:
@@ -30,6 +33,20 @@ def picture_rows(paths: Sequence[Path], shape: Shape, span: tuple[float, float])
         if hint := hint_for(row, span):
             log.warning("%s: %s", path, hint)
     return np.stack(rows)
+
+
+def found_files(paths: Sequence[Path | str], suffixes: Sequence[str]) -> list[Path]:
+    """These files, and in the place of a folder every file of a known kind below it, sorted by name."""
+    found: list[Path] = []
+    for given in map(Path, paths):
+        if not given.is_dir():
+            found.append(given)
+            continue
+        below = sorted(path for path in given.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+        if not below:
+            raise ConfigError(f"{given}: holds no file of {', '.join(suffixes)}; give files, or another folder")
+        found += below
+    return found
 
 
 def write_sample(name: str, index: int, path: Path, root: str | None) -> str:

@@ -1,8 +1,9 @@
-"""The questions that come with the package."""
+"""The questions that come with the package: importing this module registers them."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fedppd_ray.evaluation import federated as federated
 from fedppd_ray.evaluation.metrics import metrics_of
 from fedppd_ray.inference.questions import Question, register_question
 from fedppd_ray.inference.scores import Labels, Outputs

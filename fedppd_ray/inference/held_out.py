@@ -1,6 +1,6 @@
 """The rows that no client trains on, and predictions for them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -102,8 +102,11 @@ class HeldOut:
 def outputs_on(predict: Predictor, images: Values, info: DatasetInfo, device: torch.device) -> Outputs:
     """All that a predictor has to say of these images, or rows of a table."""
     pieces = [outputs_of(predict, inputs) for inputs in _batches(images, 0, len(images), info, device)]
-    if not pieces:
-        return Outputs(np.empty((0, len(info.classes))))
+    return joined_outputs(pieces) if pieces else Outputs(np.empty((0, len(info.classes))))
+
+
+def joined_outputs(pieces: Sequence[Outputs]) -> Outputs:
+    """One after the other."""
     return Outputs(
         np.concatenate([piece.log_probabilities for piece in pieces]),
         _joined([piece.logits for piece in pieces]),

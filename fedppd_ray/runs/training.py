@@ -3,6 +3,7 @@
 The loop in `run_rounds` is all there is: every round is accepted, recorded and saved before the next begins.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import FedPPDError, ServerLostError
 from fedppd_ray.evaluation.calibration import Calibration, calibrate, needs_network
+from fedppd_ray.evaluation.federated import calibrate_by_asking
 from fedppd_ray.evaluation.metrics import Metrics, metrics_of
 from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.failure_policy import FailurePolicy
 from fedppd_ray.federation.observer import Observer
 from fedppd_ray.federation.round import federated_round, select_clients
 from fedppd_ray.federation.types import GlobalState, RoundReport
+from fedppd_ray.inference.abstention import never_abstains
 from fedppd_ray.inference.held_out import HeldOut
 from fedppd_ray.inference.predictor import NetworkPredictor, Predictor, network_predictor
 from fedppd_ray.inference.scores import Floats, Outputs
@@ -30,6 +33,7 @@ from fedppd_ray.runs.export import export_student
 from fedppd_ray.runs.store import RunStore
 from fedppd_ray.workers.asked import TEACHER
 
+log = logging.getLogger("fedppd")
 _SERVER_RESTARTS = 3
 
 
@@ -44,6 +48,7 @@ class Training:
     clock: Callable[[], float] = time.monotonic
     _method: Method = field(init=False)
     _held_out: HeldOut = field(init=False)
+    _warned: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         # For labels of held-out rows and for the export; the networks cost a few megabytes.
@@ -53,7 +58,7 @@ class Training:
     def run_rounds(self, start: GlobalState | None) -> None:
         """Every round after `start` (None: from the initialisation)."""
         config, federation, server = self.config, self.config.federation, self.executor.server
-        clients = client_ids(federation.clients)
+        clients = config.client_names
         server.install(start)
         first = start.round + 1 if start else 1
         described = self.executor.clients.describe()
@@ -118,7 +123,7 @@ class Training:
         student = self._method.student(state.models)
         network = network_predictor(student)
         own = None if self._method.one_network else network
-        calibration = self._calibrate(state.round, network)
+        calibration = self._calibrate(state, network)
         more = {} if calibration.nll is None else {"calibration_nll": calibration.nll}
         if self.config.evaluation.export == "best" and not self._improves(calibration.nll):
             return more
@@ -133,14 +138,28 @@ class Training:
             calibration.abstention,
             calibration.entry(),
         )
+        if (warning := never_abstains(card)) and not self._warned:
+            log.warning(warning)
+            self._warned = True
         self.observer.exported(state.round, card)
         return more
 
-    def _calibrate(self, round_id: int, network: NetworkPredictor) -> Calibration:
-        """By the method's own predictions, which are the network's; here, where a score needs more than these."""
+    @property
+    def _classes(self) -> int:
+        return len(self.config.dataset.classes)
+
+    def _calibrate(self, state: GlobalState, network: NetworkPredictor) -> Calibration:
+        """By the method's own predictions, which are the network's; here, where a score needs more than these.
+
+        Where clients keep rows back, by asking them.
+        """
+        round_id = state.round
+        if self.config.data.kept_by_clients:
+            ask, evaluation = self.executor.clients.ask, self.config.evaluation
+            return calibrate_by_asking(evaluation, lambda question: ask(question, state), self._classes)
         labels = self._held_out.labels("calibration")
         if not len(labels):
-            known = Outputs(np.empty((0, len(self.config.dataset.classes))))
+            known = Outputs(np.empty((0, self._classes)))
         elif self._method.one_network and not needs_network(self.config.evaluation):
             known = Outputs(self._predict("calibration", round_id))
         else:

@@ -11,7 +11,7 @@ from types import FrameType
 
 import ray
 
-from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import ConfigError, ResourceError
 from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.observer import Observer, Observers
@@ -119,7 +119,7 @@ def _door(config: Config, listen: Listen | None, executor: Executor, folder: Pat
 def _executor(
     config: Config, address: str | None, serial: bool, acquisition_states: Sequence[GlobalState], run: str
 ) -> Iterator[Executor]:
-    clients = client_ids(config.federation.clients)
+    clients = config.client_names
     _stop_on_sigterm()
     if serial and run:
         patience = config.resources.start_timeout_s

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import FedPPDError, LocalUpdateCancelled
 from fedppd_ray.federation.executor import Arrival, Lost
 from fedppd_ray.federation.types import ClientInfo, GlobalState
@@ -112,7 +112,7 @@ class SiteExecutor:
         torch.set_num_threads(1)
         self.boxes = boxes
         worker = ServerWorker(config)
-        here = [client for client in client_ids(config.federation.clients) if client not in boxes]
+        here = [client for client in config.client_names if client not in boxes]
         local = SerialClients(ClientWorker(config, here)) if here else None
         self.server = SerialServer(worker)
         self.clients = SiteClients(boxes, local, config.federation.deadline_s)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedppd_ray.config.file import parse_config
-from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.config.names import own_names
+from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.evaluation.questions import Figures
 from fedppd_ray.federation.types import ClientInfo, GlobalState
@@ -48,6 +49,8 @@ def told_config(config: Config) -> dict[str, Any]:
     for key in ("clients", "resources", "checkpoint"):
         values.pop(key, None)
     values["data"] = {**values["data"], "root": None}
+    if own_names(config.clients):  # which are no business of any other client
+        values["federation"] = {**values["federation"], "clients": 1}
     return values
 
 
@@ -62,7 +65,7 @@ def taken_config(values: Mapping[str, Any], client: str, rows: Rows) -> Config:
     for key in ("resources", "checkpoint"):
         own.pop(key, None)
     config = parse_config(own)
-    if client not in client_ids(config.federation.clients):
+    if client not in config.client_names:
         raise ConfigError(f"{client[:40]!r} is no client of a run with {config.federation.clients}")
     return config
 

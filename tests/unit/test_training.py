@@ -1,6 +1,7 @@
 """A run, whichever executor does the work: what it leaves on disk, and that a crash loses nothing."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def test_figures_and_threshold_of_an_exported_network_are_its_own(tiny: Tiny, tr
     held_out, (_, network) = HeldOut(config), read_student(tmp_path / "run")
     seen = held_out.log_probabilities(network_predictor(network), "calibration")
     entropies = entropy(scaled(seen, exported["temperature"]))
-    assert (entropies <= exported["abstention"]["threshold"]).mean() == pytest.approx(0.95, abs=1 / 40)
+    assert (entropies <= exported["abstention"]["threshold"]).sum() == math.ceil(0.95 * 41)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
@@ -191,9 +192,9 @@ def test_a_student_is_exported_in_every_evaluated_round_and_in_no_other(
     rounds = []
     real = training_module.export_student
 
-    def noting(run: Path, config: Config, round_id: int, *rest: Any) -> None:
+    def noting(run: Path, config: Config, round_id: int, *rest: Any) -> Any:
         rounds.append(round_id)
-        real(run, config, round_id, *rest)
+        return real(run, config, round_id, *rest)
 
     monkeypatch.setattr(training_module, "export_student", noting)
     train_run(tiny(federation={"rounds": 5}, evaluation={"every": 2}), tmp_path / "run")
