@@ -27,7 +27,7 @@ from fedppd_ray.releases.layout import (
 from fedppd_ray.releases.place import Place, place_at
 from fedppd_ray.releases.state import Entry, State, What, now
 from fedppd_ray.releases.verdict import Verdict
-from fedppd_ray.runs.files import sha256
+from fedppd_ray.runs.files import as_json, sha256
 from fedppd_ray.runs.layout import CARD, SIGNATURE, WEIGHTS, student_file
 from fedppd_ray.runs.remote import Location, read_file
 
@@ -64,7 +64,7 @@ class Registry:
                 raise ConfigError(
                     f"{location}: holds something else; name a registry, or a folder that is new or empty"
                 )
-            place.create(MARK, _as_json({"format": _FORMAT}))
+            place.create(MARK, as_json({"format": _FORMAT}))
         return cls.open(location)
 
     # ---- versions
@@ -92,7 +92,7 @@ class Registry:
         """From now on it is a version, and does not change. Again: nothing happens."""
         if self.has(version):
             return
-        self._place.write(version_file(version, FIGURES), _as_json(figures))
+        self._place.write(version_file(version, FIGURES), as_json(figures))
         card = json.loads(self._place.read(version_file(version, student_file(CARD))))
         digests = {name: self._digest(version_file(version, name)) for name in (*_STUDENT, FIGURES)}
         manifest = {
@@ -105,7 +105,7 @@ class Registry:
             "registered": now(),
             "by": who,
         }
-        self._place.create(version_file(version, MANIFEST), _as_json(manifest))
+        self._place.create(version_file(version, MANIFEST), as_json(manifest))
 
     def has(self, version: str) -> bool:
         return self._exists(version_file(version, MANIFEST))
@@ -213,7 +213,7 @@ class Registry:
             if count == written or last is None:
                 return
             state = self._entry(last).state.model_dump(mode="json")
-            self._place.write(POINTERS, _as_json({"number": count, **state}))
+            self._place.write(POINTERS, as_json({"number": count, **state}))
             written = count
 
     def _entry(self, line: str) -> Entry:
@@ -257,7 +257,3 @@ def _read_or_none(run: Location, name: str) -> bytes | None:
         return read_file(run, name)
     except FileNotFoundError:
         return None
-
-
-def _as_json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
