@@ -15,8 +15,9 @@ import typer
 
 from fedppd_ray import __version__
 from fedppd_ray.cli import facts, reference, training
+from fedppd_ray.cli.batch import BatchFormat, predict_batch
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
-from fedppd_ray.cli.options import JsonOption, RootOption, RunArgument, ServedArgument
+from fedppd_ray.cli.options import AddressOption, JsonOption, RootOption, RunArgument, ServedArgument
 from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
@@ -114,19 +115,37 @@ def predict(
         typer.Argument(metavar="FILE...", help="PNG or JPEG files, CSV files for a student of tables; or folders."),
     ],
     as_json: JsonOption = False,
+    confidence: Annotated[
+        float | None,
+        typer.Option("--confidence", help="Also name a set of classes that holds the right one so surely, e.g. 0.9."),
+    ] = None,
     coverage: Annotated[
         float | None,
         typer.Option("--coverage", help="Answer about this share of rows like the calibration rows, e.g. 0.8."),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="A batch job: answers go to files here. Also of .npy, Parquet, folders of images."),
+    ] = None,
+    form: Annotated[BatchFormat, typer.Option("--format", help="Of a batch job's files.")] = BatchFormat.PARQUET,
+    part_rows: Annotated[int, typer.Option("--part-rows", min=1, help="Rows per file of a batch job.")] = 10_000,
+    address: AddressOption = None,
+    serial: Annotated[bool, typer.Option("--serial", help="A batch job in this process, without Ray.")] = False,
 ) -> None:
     """What is in these images or rows, how sure the student is, and whether it would rather not say.
 
-    A student of tables answers in CSV: one line per row.
+    A student of tables answers in CSV: one line per row. With --out it is a batch job on Ray Data, for millions of
+    rows: the same command continues one that was stopped.
     """
+    if out is not None:
+        predict_batch(run, images, out, form, part_rows, coverage, address, serial)
+        return
+    if serial or address:
+        fail("--serial, --address: they are for a batch job; say where its answers go with --out DIR", 2)
     from fedppd_ray.cli.console import answers_as_csv
     from fedppd_ray.runs.run import Run
 
-    answers = Run(run).predict(images, coverage)
+    answers = Run(run).predict(images, coverage, confidence)
     if as_json:
         print(json.dumps(answers, indent=2))
         return
@@ -136,13 +155,15 @@ def predict(
     rows = [
         (
             answer["image"],
-            "– (abstains)" if answer["abstain"] else answer["class_name"],
+            ("– (abstains)" if answer["abstain"] else answer["class_name"]) + (" (OOD)" if answer["ood"] else ""),
             f"{answer['class_name']} {100 * max(answer['probabilities']):.1f} %",
             f"{answer['entropy']:.3f} nats ({100 * answer['normalized_entropy']:.0f} % of the maximum)",
+            *([", ".join(answer["set"])] if "set" in answer else []),
         )
         for answer in answers
     ]
-    print_table("", ("image", "answer", "best guess", "entropy"), rows)
+    sets = (f"one of these, {100 * confidence:g} % sure",) if confidence else ()
+    print_table("", ("image", "answer", "best guess", "entropy", *sets), rows)
 
 
 @app.command()
