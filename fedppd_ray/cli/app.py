@@ -17,7 +17,7 @@ from fedppd_ray import __version__
 from fedppd_ray.cli import facts, reference, training
 from fedppd_ray.cli.batch import BatchFormat, predict_batch
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
-from fedppd_ray.cli.options import AddressOption, JsonOption, RootOption, RunArgument
+from fedppd_ray.cli.options import AddressOption, JsonOption, RootOption, RunArgument, ServedArgument
 from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
@@ -169,7 +169,7 @@ def predict(
 
 @app.command()
 def serve(
-    run: RunArgument,
+    run: ServedArgument,
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="Processes that share the requests.")] = 1,
