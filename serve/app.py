@@ -132,10 +132,15 @@ def _add_prediction(app: FastAPI, answerer: Answerer, protection: list[Any], sch
         coverage: Annotated[
             float | None, Query(gt=0, le=1, allow_inf_nan=False, description="As in a JSON body, for any body.")
         ] = None,
+        confidence: Annotated[
+            float | None, Query(gt=0, lt=1, allow_inf_nan=False, description="As in a JSON body, for any body.")
+        ] = None,
     ) -> Response:
         """Label, probabilities, entropy and "I don't know" for images, or rows of a table, by one forward pass."""
-        answer = await answerer.predict(request, _media_type(request), coverage)
+        answer = await answerer.predict(request, _media_type(request), inputs.Asked(coverage, confidence))
         head: dict[str, Any] = {"model": answer.student.reference, "abstention": answer.level}
+        if answer.sets:
+            head["conformal"] = answer.sets
         if answer.hint:
             head["hint"] = answer.hint
         predictions = await json_list(answer.predictions, len(answer.student.card["classes"]))

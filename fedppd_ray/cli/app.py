@@ -115,6 +115,10 @@ def predict(
         typer.Argument(metavar="FILE...", help="PNG or JPEG files, CSV files for a student of tables; or folders."),
     ],
     as_json: JsonOption = False,
+    confidence: Annotated[
+        float | None,
+        typer.Option("--confidence", help="Also name a set of classes that holds the right one so surely, e.g. 0.9."),
+    ] = None,
     coverage: Annotated[
         float | None,
         typer.Option("--coverage", help="Answer about this share of rows like the calibration rows, e.g. 0.8."),
@@ -141,7 +145,7 @@ def predict(
     from fedppd_ray.cli.console import answers_as_csv
     from fedppd_ray.runs.run import Run
 
-    answers = Run(run).predict(images, coverage)
+    answers = Run(run).predict(images, coverage, confidence)
     if as_json:
         print(json.dumps(answers, indent=2))
         return
@@ -151,13 +155,15 @@ def predict(
     rows = [
         (
             answer["image"],
-            "– (abstains)" if answer["abstain"] else answer["class_name"],
+            ("– (abstains)" if answer["abstain"] else answer["class_name"]) + (" (OOD)" if answer["ood"] else ""),
             f"{answer['class_name']} {100 * max(answer['probabilities']):.1f} %",
             f"{answer['entropy']:.3f} nats ({100 * answer['normalized_entropy']:.0f} % of the maximum)",
+            *([", ".join(answer["set"])] if "set" in answer else []),
         )
         for answer in answers
     ]
-    print_table("", ("image", "answer", "best guess", "entropy"), rows)
+    sets = (f"one of these, {100 * confidence:g} % sure",) if confidence else ()
+    print_table("", ("image", "answer", "best guess", "entropy", *sets), rows)
 
 
 @app.command()

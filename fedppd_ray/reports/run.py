@@ -8,6 +8,7 @@ from typing import Any
 from fedppd_ray.evaluation.run import Evaluation
 from fedppd_ray.evaluation.selective import SELECTIVE
 from fedppd_ray.reports.html import html_page, named, pictures
+from fedppd_ray.reports.sets import flag_rows, set_rows
 from fedppd_ray.reports.sites import sites_section
 from fedppd_ray.runs.files import write_atomically
 from fedppd_ray.runs.layout import CONFIG, PLOTS, REPORT
@@ -99,7 +100,7 @@ def more_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
             rows.append((f"{name} per client, worst / 10th percentile", shown))
     if "teacher_accuracy" in figures:
         rows.append(("accuracy of the teacher", f"{figures['teacher_accuracy']:.2f} %"))
-    rows += _score_rows(figures) + _corruption_rows(figures)
+    rows += set_rows(figures) + flag_rows(figures) + _score_rows(figures) + _corruption_rows(figures)
     return rows
 
 

@@ -63,11 +63,13 @@ class Run:
             return evaluate_data(self.location, [Path(place) for place in data]).figures
         return evaluate_run(self.location, corruptions=corruptions).figures
 
-    def predict(self, images: Sequence[Path | str], coverage: float | None = None) -> list[dict[str, Any]]:
+    def predict(
+        self, images: Sequence[Path | str], coverage: float | None = None, confidence: float | None = None
+    ) -> list[dict[str, Any]]:
         """Answers for image files, or for the rows of CSV files, in their order.
 
         Parameters: `images`, paths of image files or of tables, or of folders with such; `coverage`, another share of
-        answers than the default.
+        answers than the default; `confidence`, with which each answer's `set` of classes holds the right one.
         """
         student = self.student()
         _warn(student.card)
@@ -76,12 +78,14 @@ class Run:
             return [
                 {"file": str(path), "row": row, **answer}
                 for path in images
-                for row, answer in enumerate(student.predict_table(tables.read(Path(path)), coverage, str(path)), 1)
+                for row, answer in enumerate(
+                    student.predict_table(tables.read(Path(path)), coverage, str(path), confidence=confidence), 1
+                )
             ]
         answers = []
         for start in range(0, len(images), BATCH):  # a folder may hold more than memory does
             rows = picture_rows(images[start : start + BATCH], student.shape, student.range)
-            answers += student.predict(rows, coverage)
+            answers += student.predict(rows, coverage, confidence)
         return [{"image": str(path), **answer} for path, answer in zip(images, answers, strict=True)]
 
 

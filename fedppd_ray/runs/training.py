@@ -8,12 +8,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import FedPPDError, ServerLostError
+from fedppd_ray.evaluation.by_clients import with_sets
 from fedppd_ray.evaluation.calibration import Calibration, calibrate, needs_network
 from fedppd_ray.evaluation.federated import calibrate_by_asking
 from fedppd_ray.evaluation.metrics import Metrics, metrics_of
@@ -21,7 +23,7 @@ from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.failure_policy import FailurePolicy
 from fedppd_ray.federation.observer import Observer
 from fedppd_ray.federation.round import federated_round, select_clients
-from fedppd_ray.federation.types import GlobalState, RoundReport
+from fedppd_ray.federation.types import ClientInfo, GlobalState, RoundReport
 from fedppd_ray.inference.abstention import never_abstains
 from fedppd_ray.inference.held_out import HeldOut
 from fedppd_ray.inference.predictor import NetworkPredictor, Predictor, network_predictor
@@ -48,6 +50,7 @@ class Training:
     clock: Callable[[], float] = time.monotonic
     _method: Method = field(init=False)
     _held_out: HeldOut = field(init=False)
+    _clients: Sequence[ClientInfo] = field(init=False, default=())
     _warned: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +66,7 @@ class Training:
         first = start.round + 1 if start else 1
         described = self.executor.clients.describe()
         self.store.save_clients(described)
+        self._clients = described
         self.observer.run_started(config, first, described)
         state = server.state()
         for round_id in range(first, federation.rounds + 1):
@@ -155,8 +159,9 @@ class Training:
         """
         round_id = state.round
         if self.config.data.kept_by_clients:
-            ask, evaluation = self.executor.clients.ask, self.config.evaluation
-            return calibrate_by_asking(evaluation, lambda question: ask(question, state), self._classes)
+            ask, evaluation = partial(self.executor.clients.ask, state=state), self.config.evaluation
+            found = calibrate_by_asking(evaluation, ask, self._classes)
+            return with_sets(found, evaluation, self.config.dataset.classes, ask)
         labels = self._held_out.labels("calibration")
         if not len(labels):
             known = Outputs(np.empty((0, self._classes)))
@@ -165,7 +170,14 @@ class Training:
         else:
             known = self._held_out.outputs(network, "calibration")
             self._finite(known.log_probabilities, "calibration", round_id)
-        return calibrate(self.config.evaluation, known, labels, lambda: self._held_out.outputs(network, "outliers"))
+        return calibrate(
+            self.config.evaluation,
+            known,
+            labels,
+            lambda: self._held_out.outputs(network, "outliers"),
+            self.config.dataset.classes,
+            self._clients,
+        )
 
     def _improves(self, nll: float | None) -> bool:
         """Whether no earlier round has a lower NLL on the calibration rows."""

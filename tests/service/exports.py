@@ -11,8 +11,8 @@ from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import load
 from fedppd_ray.data.holdings import partition_of
 from fedppd_ray.data.rows import ImageShard
+from fedppd_ray.evaluation.calibration import calibrate
 from fedppd_ray.evaluation.metrics import metrics_of
-from fedppd_ray.inference.abstention import abstention_card
 from fedppd_ray.inference.held_out import HeldOut
 from fedppd_ray.inference.predictor import network_predictor
 from fedppd_ray.models.flat import FlatModel
@@ -55,10 +55,10 @@ def trained_digits(run: Path, seed: int = 1) -> None:
 
 def export(run: Path, config: Config, model: FlatModel, round_id: int, held_out: HeldOut) -> None:
     predict = network_predictor(model)
-    known = held_out.log_probabilities(predict, "calibration")
-    abstention = abstention_card(known, held_out.labels("calibration"), config.evaluation.coverage)
+    known, labels = held_out.outputs(predict, "calibration"), held_out.labels("calibration")
+    found = calibrate(config.evaluation, known, labels, lambda: known, config.dataset.classes)
     scores = metrics_of(held_out.log_probabilities(predict, "test"), held_out.labels("test")).as_dict()
-    export_student(run, config, round_id, model, scores, abstention)
+    export_student(run, config, round_id, model, scores, found.abstention, found.entry())
 
 
 def untrained_colour(run: Path) -> None:
