@@ -139,7 +139,7 @@ def predict(
     rows: the same command continues one that was stopped.
     """
     if out is not None:
-        predict_batch(run, images, out, form, part_rows, coverage, address, serial)
+        predict_batch(run, images, out, form, part_rows, coverage, confidence, address, serial)
         return
     if serial or address:
         fail("--serial, --address: they are for a batch job; say where its answers go with --out DIR", 2)
