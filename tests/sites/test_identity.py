@@ -14,19 +14,7 @@ from fedppd_ray.sites.guests import Guests
 from fedppd_ray.sites.identity import FRESH_S, Doorkeeper, Request, host_of, new_code, proof
 from fedppd_ray.sites.incoming import Incoming
 from fedppd_ray.sites.wire import Blob, WireError, digest_of
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Key:
-    return Key.make(tmp_path / "site.key")
+from tests.sites.door import Clock
 
 
 @pytest.fixture
