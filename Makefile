@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/demo
 
-.PHONY: help demo demo-sites test bench bench-peers lint fmt clean
+.PHONY: help demo demo-sites test bench bench-peers docs lint fmt clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test   install into $(VENV), lint, types, all tests"
 	@echo "make bench  install into $(VENV), short versions of the benchmarks (some minutes, on an idle machine)"
 	@echo "make bench-peers  the same work by Flower and pfl beside ours, each in a venv of its own (some 10 minutes)"
+	@echo "make docs   write docs/config.md: every key, from the code"
 	@echo "make fmt    format the code"
 	@echo "make clean  remove $(VENV), caches and $(RUN)"
 
@@ -64,6 +65,9 @@ bench: $(VENV)/.package
 # Where CIFAR-10 is not under FEDPPD_DATA, random images take its place.
 bench-peers: $(VENV)/.package
 	$(BIN)/python benchmarks/peers/compare.py
+
+docs: $(VENV)/.package
+	$(BIN)/fedppd config --markdown > docs/config.md
 
 fmt: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -138,7 +138,7 @@ def _plain_clients(config: Config, clients: Sequence[str], pipe: Connection) -> 
 
 
 class PlainProcesses:
-    """A process a core, the clients dealt out among them: their updates alone, nothing sent and nothing averaged."""
+    """A process per core, the clients dealt out among them: their updates alone, nothing sent and nothing averaged."""
 
     def __init__(self, config: Config) -> None:
         clients, context = client_ids(config.federation.clients), multiprocessing.get_context("spawn")

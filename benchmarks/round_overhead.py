@@ -2,7 +2,7 @@
 averaging, checkpoint) against two ideals, side by side, in turns, in one run:
 
 1. the sum of the clients' compute, as their actors measured it in that very round, divided by the cores;
-2. the same local updates in one plain process a core, nothing sent, nothing averaged: what is lost where an actor
+2. the same local updates in one plain process per core, nothing sent, nothing averaged: what is lost where an actor
    computes more slowly than a plain process shows here too, and so does the noise between two moments of a machine.
 
     python benchmarks/round_overhead.py [--turns 7] [--cases 10x2000 200x40] [--short] [--json FILE]

@@ -4,8 +4,8 @@
                                  [--short] [--json FILE]
 
 Measured: FedAvg rounds of virtual clients that share one actor per core, against the ideal (the same local updates in
-one plain process a core, in turns; see round_overhead.py). A round that scales costs the same a client, however many
-there are.
+one plain process per core, in turns; see round_overhead.py). A round that scales costs the same per client,
+however many there are.
 
 Also measured: what the driver computes for a call to an actor, with the clients on 4 and 8 raylets, all on this
 machine. They share its cores, so this tells overheads and no speed.

@@ -184,8 +184,8 @@ def _ensemble_deployment() -> Any:
             super().__init__(card, model)
             self._members = members
 
-        def log_probabilities(self, pixels: Any) -> Any:
-            probabilities = [np.exp(member.log_probabilities(pixels)) for member in self._members]
+        def evidence(self, rows: Any) -> Any:
+            probabilities = [np.exp(member.log_probabilities(rows)) for member in self._members]
             return np.log(np.mean(probabilities, axis=0))
 
     class EnsembleReplica(StudentReplica):
@@ -226,7 +226,7 @@ def running(kind: str, run: Path) -> Iterator[int]:
 
 
 def large_batches(port: int, run: Path, pixels: Any, repeat: int) -> tuple[float, float]:
-    """Images a second through the service and by the network alone, in turns; the best of each.
+    """Images per second through the service and by the network alone, in turns; the best of each.
 
     The best, because whatever else runs on the machine only ever slows: a median compares the neighbours' moods.
     """

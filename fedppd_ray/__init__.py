@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedppd_ray.api import register_network as register_network
     from fedppd_ray.api import register_score as register_score
     from fedppd_ray.api import register_transform as register_transform
+    from fedppd_ray.api import resume as resume
     from fedppd_ray.api import train as train
     from fedppd_ray.config.file import load_config as load_config
     from fedppd_ray.config.schema import Config as Config
@@ -42,6 +43,7 @@ _HOMES = {
     "register_network": "api",
     "register_score": "api",
     "register_transform": "api",
+    "resume": "api",
     "train": "api",
     "load_config": "config.file",
     "Config": "config.schema",

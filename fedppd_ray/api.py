@@ -18,9 +18,13 @@ from fedppd_ray.inference.scores import Score
 from fedppd_ray.methods.base import Method
 from fedppd_ray.reports.active import write_study
 from fedppd_ray.reports.comparison import write_comparison
-from fedppd_ray.runs.remote import Location
+from fedppd_ray.runs.batch import Format, do_part, plan_job
+from fedppd_ray.runs.export import load_student, read_card
+from fedppd_ray.runs.journal import read_journal
+from fedppd_ray.runs.remote import Location, absolute, open_to_read
 from fedppd_ray.runs.run import Run
-from fedppd_ray.sites.coordinator import Listen
+from fedppd_ray.runs.store import RunStore
+from fedppd_ray.sites.coordinator import Listen, listen_again
 from fedppd_ray.studies import active, comparison
 from fedppd_ray.studies.base import all_labels
 from fedppd_ray.studies.compared import Comparison
@@ -39,6 +43,7 @@ def train(
     address: str | None = None,
     serial: bool = False,
     listen: Listen | None = None,
+    command: str | None = None,
 ) -> Run:
     """Train a student from federated clients, from the first or the last saved round to the end.
 
@@ -51,6 +56,7 @@ def train(
     address: a running Ray cluster; None: $RAY_ADDRESS, or a cluster of its own on this machine.
     serial: without Ray, one client after the other: the same bits, slower.
     listen: where clients that are sites of their own join over HTTPS; see docs/sites.md.
+    command: the command line that asks for it, for the run's journal and report.
     """
     from fedppd_ray.runtime.driver import train as run_training  # Ray takes seconds to import
 
@@ -64,8 +70,41 @@ def train(
         address=address,
         serial=serial,
         listen=listen,
+        command=command,
     )
     return Run(out)
+
+
+def resume(
+    location: Location,
+    overrides: Overrides = (),
+    *,
+    observer: Observer | None = None,
+    address: str | None = None,
+    serial: bool | None = None,
+    listen: Listen | None = None,
+    command: str | None = None,
+) -> Run:
+    """Continue a run from its last saved round. Nothing has to be said again: the run folder knows it.
+
+    Parameters: `location`, the run; `overrides`, keys that change from here on, such as federation.quorum or
+    federation.rounds; the others as in `train`, each as it was before unless it is given.
+    """
+    with open_to_read(location) as run:
+        config = RunStore(run.folder).config(overrides)
+        journal = read_journal(run.folder)
+    before = journal[-1].get("options", {}) if journal else {}
+    door = before.get("listen")
+    return train(
+        config,
+        location,
+        observer=observer,
+        resume=True,
+        address=address if address is not None else before.get("address"),
+        serial=serial if serial is not None else bool(before.get("serial")),
+        listen=listen or (listen_again(door) if door else None),
+        command=command,
+    )
 
 
 def compare(
@@ -80,6 +119,7 @@ def compare(
     observer: Callable[[], Observer] = Observer,
     address: str | None = None,
     serial: bool = False,
+    command: str | None = None,
 ) -> Comparison:
     """Several methods on the same clients' rows: runs what is not finished yet, writes table, plots and report.
 
@@ -92,7 +132,7 @@ def compare(
     overrides: as in `load_config`.
     early_stop: adds a row to each method, the same run at the round of its lowest NLL on calibration rows.
     observer: makes the observer of each run.
-    address, serial: as in `train`.
+    address, serial, command: as in `train`.
     """
     planned = comparison.plan(
         config,
@@ -106,7 +146,8 @@ def compare(
     prepare_data(planned.base)
 
     def run(resolved: Config, folder: Path) -> None:
-        train(resolved, folder, observer=observer(), resume_if_exists=True, address=address, serial=serial)
+        how: dict[str, Any] = {"address": address, "serial": serial, "command": command}
+        train(resolved, folder, observer=observer(), resume_if_exists=True, **how)
 
     return comparison.compare(planned, run, partial(write_comparison, planned.out))
 
@@ -143,6 +184,46 @@ def study_active(
         )
 
     return active.study(planned, run, partial(write_study, planned.out))
+
+
+def predict_files(
+    run: Location,
+    inputs: Sequence[Path],
+    out: Path,
+    *,
+    form: Format = "parquet",
+    part_rows: int = 10_000,
+    coverage: float | None = None,
+    address: str | None = None,
+    serial: bool = False,
+    started: Callable[[int, int], None] = lambda done, rows: None,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> int:
+    """Answers for the rows of large files, as files in a folder; the same call continues one that was stopped.
+
+    Parameters
+    ----------
+    inputs: .npy files or folders of images, or CSV and Parquet files for a student of tables.
+    out: the folder; it gets part-000000.parquet (or .csv) and so on, each of `part_rows` rows.
+    coverage: another share of answered rows than the export's default.
+    address, serial: as in `train`. The files must be readable, and the folder writable, on every node.
+    started: is told how many rows are there already, and how many there are.
+    progress: is told the rows of each part as it is written.
+
+    Returns the number of rows, of this call and of those before it.
+    """
+    job = plan_job(absolute(run), read_card(run), inputs, out.resolve(), form, coverage, part_rows)
+    rows = sum(part.rows for part in job.parts)
+    started(rows - sum(part.rows for part in job.waiting), rows)
+    if serial:
+        student = load_student(run)
+        for part in job.waiting:
+            progress(do_part(student, job, part))
+    else:
+        from fedppd_ray.runtime.batch import run_job
+
+        run_job(job, progress, address)
+    return rows
 
 
 def study_base(config: Path | str, overrides: Overrides = ()) -> Config:

@@ -29,6 +29,10 @@ class CheckpointError(FedPPDError):
     exit_code = 2
 
 
+class LockedError(CheckpointError):
+    """A folder that another process writes into."""
+
+
 class ResourceError(FedPPDError):
     """The cluster cannot give what the run asks for."""
 

@@ -1,5 +1,6 @@
 """The HTTP interface around a predictor. Knows nothing of Ray: any ASGI server runs it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,19 +13,24 @@ from pydantic_core import to_json
 
 from fedppd_ray import __version__
 from serve import inputs, open_inference
-from serve.access import guard
+from serve.access import Gate, guard
 from serve.access_log import AccessLog
+from serve.aggregate import WRITE_SECONDS, AllReplicas
 from serve.answers import Answerer, json_list, unsupported
 from serve.errors import add_error_handlers
+from serve.grpc_server import grpc_door
+from serve.metrics import Metrics
 from serve.middleware import Lingering, Observed
 from serve.openapi import Schemas
 from serve.predictor import Predictor
 from serve.schemas import ErrorResponse, Health, ModelResponse, PredictRequest, PredictResponse, PredictRowsRequest
 from serve.settings import Settings
 from serve.tokens import Tokens
+from serve.tracing import Traced, Tracing
 from serve.watcher import Watcher
 
 _STATIC = Path(__file__).parent / "static"
+_PROMETHEUS = "text/plain; version=0.0.4"
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 # Nothing from elsewhere, no inline script: the page shows what people upload.
 _PAGE_HEADERS = {
@@ -52,20 +58,32 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
     metrics = predictor.metrics
     answerer = Answerer(predictor, settings, metrics)
     tokens = Tokens(settings.tokens, settings.token_file)
+    gate = Gate(tokens, settings, metrics)
+    replicas = AllReplicas(metrics, settings.metrics_folder) if settings.metrics_folder else None
+    tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
     log = AccessLog(settings.access_log) if settings.access_log else None
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if settings.watch else []
+        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if predictor.watching else []
         watchers += [Watcher(tokens.refresh, settings.poll_seconds)] if settings.token_file else []
+        watchers += [Watcher(replicas.write, WRITE_SECONDS)] if replicas else []
+        if (trial := predictor.trial) is not None:
+            trial.start()
+            watchers.append(Watcher(trial.refresh, settings.poll_seconds))
         for watcher in watchers:
             watcher.start()
         answerer.start()
-        yield
+        async with grpc_door(answerer, gate, log, tracing):
+            yield
         for watcher in watchers:
             watcher.stop()
+        if trial is not None:
+            trial.stop()
         if log is not None:
             log.close()
+        if tracing is not None:
+            tracing.close()
         await answerer.close()
         predictor.close()
 
@@ -78,14 +96,17 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
         lifespan=lifespan,
     )
     app.add_middleware(Lingering, most_bytes=settings.max_linger_bytes, seconds=settings.body_timeout_seconds)
+    if tracing is not None:
+        app.add_middleware(Traced, tracing=tracing)
     app.add_middleware(Observed, metrics=metrics, log=log, client_header=settings.client_header)
     add_error_handlers(app)
     app.state.tokens = tokens
     guarded = tokens or settings.client_requests_a_second
-    protection = [Depends(guard(tokens, settings, metrics))] if guarded else []
+    protection = [Depends(guard(gate))] if guarded else []
     schemas = Schemas()
     _add_prediction(app, answerer, protection, schemas)
     _add_information(app, predictor)
+    _add_metrics(app, metrics, replicas)
     open_inference.add_routes(app, answerer, protection, schemas)
     schemas.publish(app)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
@@ -111,10 +132,15 @@ def _add_prediction(app: FastAPI, answerer: Answerer, protection: list[Any], sch
         coverage: Annotated[
             float | None, Query(gt=0, le=1, allow_inf_nan=False, description="As in a JSON body, for any body.")
         ] = None,
+        confidence: Annotated[
+            float | None, Query(gt=0, lt=1, allow_inf_nan=False, description="As in a JSON body, for any body.")
+        ] = None,
     ) -> Response:
         """Label, probabilities, entropy and "I don't know" for images, or rows of a table, by one forward pass."""
-        answer = await answerer.predict(request, _media_type(request), coverage)
+        answer = await answerer.predict(request, _media_type(request), inputs.Asked(coverage, confidence))
         head: dict[str, Any] = {"model": answer.student.reference, "abstention": answer.level}
+        if answer.sets:
+            head["conformal"] = answer.sets
         if answer.hint:
             head["hint"] = answer.hint
         predictions = await json_list(answer.predictions, len(answer.student.card["classes"]))
@@ -150,10 +176,18 @@ def _add_information(app: FastAPI, predictor: Predictor) -> None:
         """A student is loaded: predictions are answered."""
         return _json({"status": "ready", "version": predictor.current.version})
 
+
+def _add_metrics(app: FastAPI, metrics: Metrics, replicas: AllReplicas | None) -> None:
     @app.get("/metrics", include_in_schema=False)
-    async def metrics() -> Response:
+    async def everywhere() -> Response:
+        """Prometheus metrics of all replicas, where they have a folder in common; else of this one."""
+        text = await asyncio.to_thread(replicas.text) if replicas else metrics.text()
+        return Response(text, media_type=_PROMETHEUS)
+
+    @app.get("/metrics/replica", include_in_schema=False)
+    async def here() -> Response:
         """Prometheus metrics of the replica that answers."""
-        return Response(predictor.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(metrics.text(), media_type=_PROMETHEUS)
 
 
 def _json(content: Any) -> Response:

@@ -24,6 +24,7 @@ from PIL import Image
 
 from fedppd_ray.data.pixels import hint_for
 from serve.column_tensors import read_columns
+from serve.grpc_tensors import GRPC, rest_form
 from serve.inputs import CSV, IMAGES, JSON, checked_pixels, decode_image, decode_json
 from serve.refusals import RequestError
 from serve.rows import decode_csv, decode_records, encoded
@@ -42,14 +43,17 @@ Answer = tuple[dict[str, Any], NDArray[Any]]
 
 
 def decode(task: dict[str, Any], body: bytearray) -> Answer:
+    if task["kind"] == GRPC:
+        content, header = rest_form(body, *task["model"])
+        return decode(task | {"kind": TENSORS, "header": header}, bytearray(content))
     takes, kind, most = taken(task["takes"]), task["kind"], task["max_images"]
     if isinstance(takes, TableInput):
         return _decode_rows(task, body, takes)
     if kind in IMAGES:
         return {}, decode_image(body, kind, takes, task["max_pixels"])
     if kind == JSON:
-        pixels, coverage = decode_json(body, _validator(takes, most))
-        return {"coverage": coverage, "hint": hint_for(pixels, takes.range)}, pixels
+        pixels, asked = decode_json(body, _validator(takes, most))
+        return {"asked": asked, "hint": hint_for(pixels, takes.range)}, pixels
     if kind == TENSORS:
         wish, array = read_tensors(body, json_length(body, task["header"]), takes, most)
         pixels = checked_pixels("inputs[0].data", array, takes)
@@ -60,8 +64,8 @@ def decode(task: dict[str, Any], body: bytearray) -> Answer:
 def _decode_rows(task: dict[str, Any], body: bytearray, takes: TableInput) -> Answer:
     kind, most = task["kind"], task["max_images"]
     if kind == JSON:
-        rows, odd, coverage = decode_records(body, takes, most)
-        return {"coverage": coverage, "outside": odd}, rows
+        rows, odd, asked = decode_records(body, takes, most)
+        return {"asked": asked, "outside": odd}, rows
     if kind == CSV:
         rows, odd = decode_csv(body, takes, most)
         return {"outside": odd}, rows

@@ -2,7 +2,7 @@
 
 import io
 import logging
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,19 +26,29 @@ TIFF, DICOM = "image/tiff", "application/dicom"
 IMAGES = (PNG, JPEG, TIFF, DICOM)
 MEDIA_TYPES = (JSON, *IMAGES, NPY, CSV)
 # JSON up to this size, with no more strings than its keys need, is parsed in a millisecond, whatever it holds.
-_BRIEF_BYTES, _BRIEF_QUOTES = 24 * 1024, 8
+BRIEF_BYTES, _BRIEF_QUOTES = 24 * 1024, 8
 # The same for checking the range of that many bytes of floats, and making them float32.
 BRIEF_ARRAY_BYTES = 64 * 1024
 
 Body = bytes | bytearray
 
 
+class Asked(NamedTuple):
+    """What a request asks for besides predictions; None: the export's default, no sets."""
+
+    coverage: float | None = None
+    confidence: float | None = None
+
+
+NOTHING = Asked()
+
+
 def is_brief_json(body: Body, quotes: int = _BRIEF_QUOTES) -> bool:
-    return len(body) <= _BRIEF_BYTES and body.count(b'"') <= quotes
+    return len(body) <= BRIEF_BYTES and body.count(b'"') <= quotes
 
 
-def decode_json(body: Body, validator: Validator) -> tuple[RawRows, float | None]:
-    """The images and the coverage of `{"instances": […], "coverage": …}`."""
+def decode_json(body: Body, validator: Validator) -> tuple[RawRows, Asked]:
+    """The images of `{"instances": […], "coverage": …, "confidence": …}`, and what else it asks for."""
     try:
         request = cast(Any, validator.model_validate_json(body))
     except ValidationError as error:
@@ -46,7 +56,7 @@ def decode_json(body: Body, validator: Validator) -> tuple[RawRows, float | None
     pixels = np.asarray(request.instances, np.float32)
     # Grey images come as H×W, others as H×W×C; the network takes channels first.
     rows = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
-    return rows, request.coverage
+    return rows, Asked(request.coverage, request.confidence)
 
 
 def refusal(error: ValidationError) -> RequestError:

@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import shutil
+import signal
 import socket
 import ssl
 import threading
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from fedppd_ray.errors import ConfigError, FedPPDError, ResourceError
-from fedppd_ray.runs.export import read_card
 from fedppd_ray.runs.remote import Location, absolute
+from fedppd_ray.runs.signature import trusted_key
 from serve.haproxy_config import CLIENT_HEADER
 from serve.proxy import ray_folder, set_proxy_environment, short_folder
 from serve.settings import Settings, check_exposure, check_ray_authentication
+from serve.source import source_of
 from serve.tls import certificate_file
 from serve.tokens import read_tokens, token_file
+from serve.tracing import trace_endpoint
 
 logger = logging.getLogger("fedppd.serve")
 
@@ -50,6 +53,8 @@ class Plan:
     access_log: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
+    grpc_port: int | None = None
+    otlp_endpoint: str | None = None
 
 
 def serve_until(
@@ -66,20 +71,25 @@ def serve_until(
     check_exposure(plan.host, bool(tokens), plan.insecure)
     if not os.environ.get("RAY_ADDRESS"):
         check_ray_authentication(os.environ, plan.insecure)
-    card = read_card(plan.run)
+    card = source_of(plan.run).card()
     cores = os.cpu_count() or 1
     settings = Settings(
         run=absolute(plan.run),
         watch=plan.watch,
         threads=max(1, cores // plan.replicas),
+        trusted_key=trusted_key(),
         tokens=tokens,
         token_file=_absolute(plan.token_file or token_file(os.environ)),
         client_requests_a_second=plan.client_requests,
         access_log=_absolute(plan.access_log),
+        otlp_endpoint=trace_endpoint(plan.otlp_endpoint) if plan.otlp_endpoint else None,
+        grpc_host=plan.host,
+        grpc_port=plan.grpc_port,
+        grpc_certificate=_absolute(plan.certificate),
+        grpc_key=_absolute(plan.key),
     )
-    with _ray(plan, cores) as haproxy:
-        if haproxy:
-            settings = settings.model_copy(update={"client_header": CLIENT_HEADER})
+    with _ray(plan, cores) as local:
+        settings = settings.model_copy(update=local)
         _deploy(plan, settings, replica)
         try:
             _wait_until_ready(plan)
@@ -92,11 +102,13 @@ def serve_until(
 
 
 @contextmanager
-def _ray(plan: Plan, cores: int) -> Iterator[bool]:
-    """Ray and Serve; yields whether the proxy is an HAProxy of ours."""
+def _ray(plan: Plan, cores: int) -> Iterator[dict[str, Any]]:
+    """Ray and Serve; yields the settings that a Ray of our own, and its HAProxy, have to offer."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         _check_port(plan.host, plan.port)
+        if plan.grpc_port is not None:
+            _check_port(plan.host, plan.grpc_port, "--grpc-port")
     with _own_folder() as folder:
         temporary = None if address else ray_folder(os.environ)
         certificate = certificate_file(plan.certificate, plan.key, folder)
@@ -118,29 +130,47 @@ def _ray(plan: Plan, cores: int) -> Iterator[bool]:
             "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS,
         }
         try:
-            if address:
-                ray.init(address=address, **quiet)
-            else:
-                # A node address of this machine alone: no port of this Ray is meant for others.
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    num_cpus=max(cores, plan.replicas),
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=temporary,
-                    **quiet,
-                )
+            with _same_answer_to_sigterm():
+                if address:
+                    ray.init(address=address, **quiet)
+                else:
+                    # A node address of this machine alone: no port of this Ray is meant for others.
+                    ray.init(
+                        address="local",
+                        include_dashboard=False,
+                        num_cpus=max(cores, plan.replicas),
+                        _node_ip_address="127.0.0.1",
+                        _temp_dir=temporary,
+                        **quiet,
+                    )
             ray_serve.start(http_options=http, proxy_location="HeadOnly" if not address else "EveryNode")
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ResourceError(f"no Ray cluster at {address or 'this machine'}: {reason}") from None
         logger.info("proxy: %s", _proxy_name(haproxy, address))
         try:
-            yield haproxy
+            yield ({"client_header": CLIENT_HEADER} if haproxy else {}) | _shared_metrics(folder, address)
         finally:
             if not address:
                 ray_serve.shutdown()
             ray.shutdown()
+
+
+def _shared_metrics(folder: Path, address: str | None) -> dict[str, str]:
+    """A folder that all replicas of this machine can reach; those of a cluster have none of ours in common."""
+    if address:
+        return {}
+    (folder / "metrics").mkdir()
+    return {"metrics_folder": str(folder / "metrics")}
+
+
+@contextmanager
+def _same_answer_to_sigterm() -> Iterator[None]:
+    """ray.init puts a handler of its own there, which ends the process at once; service managers ask by SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -224,14 +254,14 @@ def _absolute(path: Path | None) -> str | None:
     return str(path.resolve()) if path else None
 
 
-def _check_port(host: str, port: int) -> None:
+def _check_port(host: str, port: int, option: str = "--port") -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"--host {host} --port {port}: cannot listen there ({error.strerror})") from None
+            raise ConfigError(f"--host {host} {option} {port}: cannot listen there ({error.strerror})") from None
 
 
 def _url(plan: Plan) -> str:

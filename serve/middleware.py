@@ -14,7 +14,7 @@ from serve.metrics import Metrics
 # What these layers note in a request's scope.
 CLIENT, OWNER = "fedppd.client", "fedppd.token"
 _REQUEST_ID = REQUEST_ID.encode()
-PREDICTION_ROUTES = ("/predict", "/infer")
+PREDICTION_ROUTES = ("/predict", "/infer", "/ModelInfer")
 _LONGEST_PATH = 200
 
 

@@ -23,9 +23,10 @@ from serve.openapi import Schemas
 from serve.refusals import RequestError
 from serve.student import ServedStudent
 from serve.takes import ImageInput, TableInput, Takes
-from serve.tensors import HEADER_LENGTH, INPUT, OUTPUTS, ROW_OUTPUTS, InferRequest, Wish
+from serve.tensors import ANY_OUTPUTS, HEADER_LENGTH, INPUT, OUTPUTS, ROW_OUTPUTS, SET, WIDE, InferRequest, Wish
+from serve.tracing import stage
 
-_EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
+EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
 _NUMPY = {"INT64": "<i8", "FP64": "<f8", "BOOL": "?"}
 
 
@@ -34,12 +35,7 @@ def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any], schemas:
     predictor = answerer.predictor
 
     def chosen(name: str, version: str | None) -> ServedStudent:
-        student = predictor.current
-        if name != student.name or version not in (None, student.version):
-            raise RequestError(
-                404, "unknown_model", "model", f"only {student.name}, version {student.version}, is served here"
-            )
-        return student
+        return require(predictor.current, name, version)
 
     @app.post("/v2/repository/index")
     async def index() -> Response:
@@ -51,12 +47,12 @@ def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any], schemas:
     @app.get("/v2/models/{name}/versions/{version}/stats")
     async def statistics(name: str | None = None, version: str | None = None) -> Response:
         student = predictor.current if name is None else chosen(name, version)
-        return _json({"model_stats": [_statistics(student, predictor.metrics)]})
+        return _json({"model_stats": [statistics_of(student, predictor.metrics)]})
 
     @app.get("/v2/models/{name}")
     @app.get("/v2/models/{name}/versions/{version}")
     async def metadata(name: str, version: str | None = None) -> Response:
-        return _json(_metadata(chosen(name, version)))
+        return _json(metadata_of(chosen(name, version)))
 
     @app.get("/v2/models/{name}/ready")
     @app.get("/v2/models/{name}/versions/{version}/ready")
@@ -71,16 +67,26 @@ def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any], schemas:
     async def infer(request: Request, name: str, version: str | None = None) -> Response:
         """Labels, probabilities, entropies and abstentions, as tensors."""
         with answerer.admission.admit() as place:
-            content = await read_body(request, place, answerer.settings)
+            with stage("body"):
+                content = await read_body(request, place, answerer.settings)
             student = chosen(name, version)
-            wish, given = await answerer.tensors(content, request.headers.get(HEADER_LENGTH), student)
-            return await _answer(wish, await answerer.answer(student, given, wish.coverage))
+            with stage("decode"):
+                wish, given = await answerer.tensors(content, request.headers.get(HEADER_LENGTH), student)
+            return await _answer(wish, await answerer.answer(student, given, wish.asked))
+
+
+def require(student: ServedStudent, name: str, version: str | None) -> ServedStudent:
+    """The student, where it is the one that is asked for."""
+    if name != student.name or version not in (None, student.version):
+        message = f"only {student.name}, version {student.version}, is served here"
+        raise RequestError(404, "unknown_model", "model", message)
+    return student
 
 
 def _add_health(app: FastAPI) -> None:
     @app.get("/v2")
     async def server() -> Response:
-        return _json({"name": "fedppd", "version": __version__, "extensions": _EXTENSIONS})
+        return _json({"name": "fedppd", "version": __version__, "extensions": EXTENSIONS})
 
     @app.get("/v2/health/live")
     async def live() -> Response:
@@ -91,8 +97,10 @@ def _add_health(app: FastAPI) -> None:
         return _json({"ready": True})
 
 
-def _metadata(student: ServedStudent) -> dict[str, Any]:
-    sizes = {"probabilities": [-1, len(student.card["classes"])]}
+def metadata_of(student: ServedStudent) -> dict[str, Any]:
+    classes = len(student.card["classes"])
+    sizes = {"probabilities": [-1, classes]}
+    sets = [{"name": SET, "datatype": "BOOL", "shape": [-1, classes]}] if student.card.get("conformal") else []
     return {
         "name": student.name,
         "versions": [student.version],
@@ -101,7 +109,8 @@ def _metadata(student: ServedStudent) -> dict[str, Any]:
         "outputs": [
             {"name": name, "datatype": datatype, "shape": sizes.get(name, [-1])}
             for name, datatype in (ROW_OUTPUTS if isinstance(student.takes, TableInput) else OUTPUTS).items()
-        ],
+        ]
+        + sets,
     }
 
 
@@ -120,7 +129,7 @@ def _inputs(takes: Takes) -> list[dict[str, Any]]:
     ]
 
 
-def _statistics(student: ServedStudent, metrics: Metrics) -> dict[str, Any]:
+def statistics_of(student: ServedStudent, metrics: Metrics) -> dict[str, Any]:
     """Triton's form, of what the replica that answers has done since it started, whatever the version was then."""
     passes, rows = metrics.batch_rows.totals()
     requests, seconds = metrics.request_seconds.totals()
@@ -145,14 +154,12 @@ async def _answer(wish: Wish, answer: Answer) -> Response:
     tensors: list[bytes] = []
     trailer: list[bytes] = []
     for name, as_binary in wish.outputs.items():
-        column = [prediction[name] for prediction in answer.predictions]
-        if name == "outside":
-            column = [";".join(names) for names in column]
-        table = name == "probabilities"
+        column = column_of(answer, name)
+        table = name in WIDE
         width, shape = (classes, [rows, classes]) if table else (1, [rows])
-        tensor: dict[str, Any] = {"name": name, "datatype": ROW_OUTPUTS[name], "shape": shape}
+        tensor: dict[str, Any] = {"name": name, "datatype": ANY_OUTPUTS[name], "shape": shape}
         if as_binary:
-            content = b"".join([_encode(ROW_OUTPUTS[name], column[piece]) async for piece in in_pieces(rows, width)])
+            content = b"".join([encode(ANY_OUTPUTS[name], column[piece]) async for piece in in_pieces(rows, width)])
             tensor["parameters"] = {"binary_data_size": len(content)}
             trailer.append(content)
             tensors.append(to_json(tensor))
@@ -171,7 +178,14 @@ async def _answer(wish: Wish, answer: Answer) -> Response:
     return Response(b"".join([text, *trailer]), media_type="application/octet-stream", headers=headers)
 
 
-def _encode(datatype: str, column: Iterable[Any]) -> bytes:
+def column_of(answer: Answer, name: str) -> list[Any]:
+    column = [prediction[name] for prediction in answer.predictions]
+    if name == SET:
+        return [[label in names for label in answer.student.card["classes"]] for names in map(set, column)]
+    return [";".join(names) for names in column] if name == "outside" else column
+
+
+def encode(datatype: str, column: Iterable[Any]) -> bytes:
     if datatype == "BYTES":
         words = [str(word).encode() for word in column]
         return b"".join(struct.pack("<I", len(word)) + word for word in words)

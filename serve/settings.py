@@ -19,7 +19,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    run: str = Field(description="The run folder, or s3:// URL, whose exported student is served.")
+    run: str = Field(description="The run or registry, a folder or s3:// URL, whose student is served.")
     watch: bool = Field(False, description="Swap in a newly exported student while serving.")
     poll_seconds: float = Field(1.0, gt=0, le=3600, description="How often a watched run is looked at.")
     threads: int | None = Field(None, ge=1, description="Torch threads of a replica. Default: as Ray assigns CPUs.")
@@ -43,6 +43,10 @@ class Settings(BaseModel):
         (),
         description="Networks of your own (package.module:Class) that may be imported, besides $FEDPPD_ALLOW_NETWORKS.",
     )
+    trusted_key: Digest | None = Field(
+        None,
+        description="Public key that must have signed what is served. Default: $FEDPPD_TRUSTED_KEY.",
+    )
     tokens: dict[str, Digest] = Field(
         {},
         description="SHA-256 of each bearer token, by name. Tokens themselves never travel, nor show in a dashboard.",
@@ -52,6 +56,17 @@ class Settings(BaseModel):
     client_requests_a_second: float = Field(0.0, ge=0, description="Predictions for one address; 0: any number.")
     failed_logins_a_second: float = Field(
         1.0, ge=0, description="Wrong tokens from one address, after ten at once; beyond, 429. 0: any number."
+    )
+    grpc_host: str = Field("127.0.0.1", description="Where replicas answer the Open Inference Protocol over gRPC.")
+    grpc_port: int | None = Field(None, ge=1, le=65535, description="The port of all replicas of a node; None: no gRPC")
+    grpc_certificate: str | None = Field(None, description="Certificate chain (PEM) for gRPC over TLS.")
+    grpc_key: str | None = Field(None, description="Its private key (PEM).")
+    metrics_folder: str | None = Field(
+        None, description="Where replicas write their metrics, so that each can answer for all; None: for itself."
+    )
+    otlp_endpoint: str | None = Field(None, description="An OpenTelemetry collector, for traces by OTLP/HTTP.")
+    trial_budget: float = Field(
+        0.02, gt=0, le=1, description="Share of a core that comparing a candidate with the current student may take."
     )
     access_log: str | None = Field(None, description="A file that gets one JSON line for each request.")
 

@@ -66,7 +66,7 @@ class ServedStudent:
         return np.full((rows, *self.takes.shape), self.takes.range[0], np.float32)
 
     def _warm_up(self) -> float:
-        """The first passes of a network are slow; nobody's request should be one. Returns seconds a row."""
+        """The first passes of a network are slow; nobody's request should be one. Returns seconds per row."""
         self.check()
         level = abstention_level(self.card)
         if level and not math.isfinite(level["threshold"]):

@@ -6,29 +6,19 @@ Heavy imports (torch, Ray, matplotlib) happen inside the commands, so that `--he
 import json
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fedppd_ray import __version__
-from fedppd_ray.cli import facts
+from fedppd_ray.cli import facts, reference, training
+from fedppd_ray.cli.batch import BatchFormat, predict_batch
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
-from fedppd_ray.cli.options import (
-    DEFAULT_GUESTS,
-    AddressOption,
-    CertificateKeyOption,
-    CertificateOption,
-    ClientAuthorityOption,
-    GuestsOption,
-    JsonOption,
-    ListenOption,
-    RootOption,
-    RunArgument,
-    SerialOption,
-    SettingsOption,
-)
+from fedppd_ray.cli.options import AddressOption, JsonOption, RootOption, RunArgument
+from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
 from fedppd_ray.errors import FedPPDError
@@ -37,7 +27,6 @@ app = typer.Typer(
     name="fedppd",
     help="Federated learning that knows what it does not know: FedPPD on Ray.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -45,9 +34,14 @@ data_app = typer.Typer(help="Fetch, parse and look at data sets.", no_args_is_he
 app.add_typer(data_app, name="data")
 data_app.command("sums")(facts.sums)
 data_app.command("facts")(facts.facts)
+data_app.command("clear")(facts.clear)
 app.add_typer(sites_app, name="sites")
 app.add_typer(site_app, name="site")
 app.add_typer(keys_app, name="keys")
+app.add_typer(registry_app, name="registry")
+
+
+_debug = False  # whether a traceback is asked for
 
 
 def _version(value: bool) -> None:
@@ -59,6 +53,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _main(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log lines of --verbose, and tracebacks.")] = False,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Log lines as text, or as one JSON object each.")
     ] = LogFormat.TEXT,
@@ -66,62 +61,18 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    configure_logging(verbose, log_format)
+    global _debug
+    _debug = debug
+    configure_logging(verbose or debug, log_format)
 
 
-@app.command()
-def train(
-    config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of one that comes along: quickstart.")
-    ],
-    out: Annotated[
-        str | None,
-        typer.Option("--out", help="The run folder, or s3://bucket/prefix. Default: runs/<name of the config>."),
-    ] = None,
-    settings: SettingsOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last saved round.")] = False,
-    resume_if_exists: Annotated[
-        bool, typer.Option("--resume-if-exists", help="Continue the run if there is one, else start it (for retries).")
-    ] = False,
-    address: AddressOption = None,
-    serial: SerialOption = False,
-    listen: ListenOption = None,
-    certificate: CertificateOption = None,
-    certificate_key: CertificateKeyOption = None,
-    client_authority: ClientAuthorityOption = None,
-    guests: GuestsOption = DEFAULT_GUESTS,
-) -> None:
-    """Train a student from federated clients. Ctrl-C stops; --resume continues."""
-    from fedppd_ray.api import train as train_run
-    from fedppd_ray.cli.display import open_display
-    from fedppd_ray.config.file import load_config
-    from fedppd_ray.reports.run import report_run
-    from fedppd_ray.sites.coordinator import parse_listen
-
-    resolved = load_config(config, settings or [])
-    folder = out or f"runs/{resolved.name}"
-    door = parse_listen(listen, certificate, certificate_key, guests, client_authority) if listen else None
-    try:
-        train_run(
-            resolved,
-            folder,
-            observer=open_display(),
-            resume=resume,
-            resume_if_exists=resume_if_exists,
-            address=address,
-            serial=serial,
-            listen=door,
-        )
-        report = report_run(folder)
-    except KeyboardInterrupt:
-        again = f"fedppd train {config} --out {folder} --resume"
-        extra = "".join(f" --set {setting}" for setting in settings or [])
-        fail(f"stopped; every finished round is saved. Continue with: {again}{extra}", 130)
-    print(f"run folder: {folder}   report: {report}")
-
-
+app.command()(training.train)
+app.command()(training.resume)
+app.command()(reference.config)
 app.command()(compare)
 app.command()(active)
+app.command()(promote)
+app.command()(rollback)
 
 
 @app.command()
@@ -131,34 +82,71 @@ def evaluate(
     corruptions: Annotated[
         bool, typer.Option("--corruptions", help="Also on test rows with noise, blur and the like, severities 1 to 5.")
     ] = False,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            help="Labelled rows instead: <class>/*.png, arrays or a table. Several are sites, told apart by name.",
+        ),
+    ] = None,
 ) -> None:
-    """Accuracy, calibration, OOD detection and abstention of a run's exported student."""
+    """Accuracy, calibration, OOD detection and abstention of a run's exported student, per class and per site too."""
+    from fedppd_ray.reports.groups import group_tables
     from fedppd_ray.reports.run import figure_rows
     from fedppd_ray.runs.run import Run
 
-    figures = Run(run).evaluate(corruptions=corruptions)
+    if data and corruptions:
+        fail("--corruptions: made of the run's own test rows, not of --data; leave one of the two out", 2)
+    figures = Run(run).evaluate(corruptions=corruptions, data=data or ())
     if as_json:
         print(json.dumps(figures, indent=2))
-    else:
-        print_table(f"{figures['name']}: the student on held-out data", ("", ""), figure_rows(figures))
+        return
+    rows = ", ".join(map(str, data)) if data else "held-out data"
+    print_table(f"{figures['name']}: the student on {rows}", ("", ""), figure_rows(figures))
+    for title, (head, *lines) in group_tables(figures).items():
+        print(title)  # not the table's own, which is folded to the table's width
+        print_table("", tuple(head), lines)
 
 
 @app.command()
 def predict(
     run: RunArgument,
     images: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="PNG or JPEG files; CSV files for a student of tables.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="PNG or JPEG files, CSV files for a student of tables; or folders."),
     ],
     as_json: JsonOption = False,
+    confidence: Annotated[
+        float | None,
+        typer.Option("--confidence", help="Also name a set of classes that holds the right one so surely, e.g. 0.9."),
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option("--coverage", help="Answer about this share of rows like the calibration rows, e.g. 0.8."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="A batch job: answers go to files here. Also of .npy, Parquet, folders of images."),
+    ] = None,
+    form: Annotated[BatchFormat, typer.Option("--format", help="Of a batch job's files.")] = BatchFormat.PARQUET,
+    part_rows: Annotated[int, typer.Option("--part-rows", min=1, help="Rows per file of a batch job.")] = 10_000,
+    address: AddressOption = None,
+    serial: Annotated[bool, typer.Option("--serial", help="A batch job in this process, without Ray.")] = False,
 ) -> None:
     """What is in these images or rows, how sure the student is, and whether it would rather not say.
 
-    A student of tables answers in CSV: one line per row.
+    A student of tables answers in CSV: one line per row. With --out it is a batch job on Ray Data, for millions of
+    rows: the same command continues one that was stopped.
     """
+    if out is not None:
+        predict_batch(run, images, out, form, part_rows, coverage, address, serial)
+        return
+    if serial or address:
+        fail("--serial, --address: they are for a batch job; say where its answers go with --out DIR", 2)
     from fedppd_ray.cli.console import answers_as_csv
     from fedppd_ray.runs.run import Run
 
-    answers = Run(run).predict(images)
+    answers = Run(run).predict(images, coverage, confidence)
     if as_json:
         print(json.dumps(answers, indent=2))
         return
@@ -168,13 +156,15 @@ def predict(
     rows = [
         (
             answer["image"],
-            "– (abstains)" if answer["abstain"] else answer["class_name"],
+            ("– (abstains)" if answer["abstain"] else answer["class_name"]) + (" (OOD)" if answer["ood"] else ""),
             f"{answer['class_name']} {100 * max(answer['probabilities']):.1f} %",
             f"{answer['entropy']:.3f} nats ({100 * answer['normalized_entropy']:.0f} % of the maximum)",
+            *([", ".join(answer["set"])] if "set" in answer else []),
         )
         for answer in answers
     ]
-    print_table("", ("image", "answer", "best guess", "entropy"), rows)
+    sets = (f"one of these, {100 * confidence:g} % sure",) if confidence else ()
+    print_table("", ("image", "answer", "best guess", "entropy", *sets), rows)
 
 
 @app.command()
@@ -202,6 +192,19 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain (PEM): serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option("--grpc-port", min=1, max=65535, help="The Open Inference Protocol over gRPC, too."),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            metavar="URL",
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="An OpenTelemetry collector that gets a trace of each request.",
+        ),
+    ] = None,
 ) -> None:
     """Answer predictions over HTTP, with a page for people, until Ctrl-C."""
     from serve.launch import Plan, serve_until
@@ -219,6 +222,8 @@ def serve(
         access_log=access_log,
         certificate=tls_cert,
         key=tls_key,
+        grpc_port=grpc_port,
+        otlp_endpoint=otlp_endpoint,
     )
     serve_until(plan, _stop_event())
 
@@ -237,11 +242,16 @@ def methods() -> None:
 
 
 @app.command()
-def report(run: RunArgument) -> None:
+def report(
+    run: RunArgument,
+    examples: Annotated[
+        bool, typer.Option("--examples/--no-examples", help="Show the most doubtful held-out rows on the page.")
+    ] = True,
+) -> None:
     """Write report.html and plots/*.png of a run."""
     from fedppd_ray.reports.run import report_run
 
-    print(report_run(run))
+    print(report_run(run, examples))
 
 
 @data_app.command("prepare")
@@ -296,15 +306,28 @@ def _stop_event() -> threading.Event:
 
 
 def main(run: Callable[[], Any] = app) -> None:
-    """Expected failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped."""
+    """Failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped.
+
+    A traceback is for who asks for it, with --debug.
+    """
     try:
         run()
-    except FedPPDError as error:
-        fail(str(error), error.exit_code)
-    except OSError as error:
-        # A full disk, a folder without permission: the system's word is all there is to say.
-        where = f"{error.filename}: " if error.filename else ""
-        again = "finished rounds are saved: the same command goes on, `train` with --resume"
-        fail(f"{where}{error.strerror or error}; {again}", 1)
+    except Exception as error:
+        if _debug:
+            traceback.print_exc()
+        _explain(error)
     except KeyboardInterrupt:
         fail("stopped", 130)
+
+
+def _explain(error: Exception) -> NoReturn:
+    if isinstance(error, FedPPDError):
+        fail(str(error), error.exit_code)
+    if isinstance(error, OSError):
+        # A full disk, a folder without permission: the system's word is all there is to say.
+        where = f"{error.filename}: " if error.filename else ""
+        again = "finished rounds are saved: the same command goes on, a run with `fedppd resume`"
+        fail(f"{where}{error.strerror or error}; {again}", 1)
+    reason = " ".join(str(error).split())[:500]
+    hint = "" if _debug else "; `fedppd --debug …` shows where"
+    fail(f"a defect of fedppd, or of a plugin: {type(error).__name__}: {reason}{hint}", 1)

@@ -1,25 +1,30 @@
 """The commands that make many runs: `fedppd compare` and `fedppd active`."""
 
-import shlex
-import sys
 from typing import Annotated, NoReturn
 
 import typer
 
+from fedppd_ray.cli.completion import config_names
 from fedppd_ray.cli.console import fail
 from fedppd_ray.cli.options import AddressOption, SerialOption, SettingsOption
+from fedppd_ray.cli.training import this_command
 
 
 def compare(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A YAML file, or a name: data, clients and settings of all.")
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A YAML file, or a name: data, clients and settings of all.",
+            autocompletion=config_names,
+        ),
     ],
     methods: Annotated[
         str | None,
         typer.Option(
             "--methods",
-            help="Labels with commas, as `fedppd methods` lists them; label=other.yaml adds another configuration on "
-            "the same data. Default: all of them.",
+            help="Labels with commas, as `fedppd methods` lists them; warm=fedppd:teacher.temperature=1 adds one with "
+            "settings of its own, other=file.yaml another configuration on the same data. Default: all of them.",
         ),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of every method.")] = None,
@@ -63,6 +68,7 @@ def compare(
             observer=open_display,
             address=address,
             serial=serial,
+            command=this_command(),
         )
     except KeyboardInterrupt:
         _stopped()
@@ -119,5 +125,4 @@ def active(
 
 
 def _stopped() -> NoReturn:
-    again = shlex.join(["fedppd", *sys.argv[1:]])
-    fail(f"stopped; every finished round is saved. Continue with the same command: {again}", 130)
+    fail(f"stopped; every finished round is saved. Continue with the same command: {this_command()}", 130)

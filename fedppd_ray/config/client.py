@@ -19,9 +19,11 @@ class OutlierConfig(Section):
 
 
 class ClientConfig(Section):
-    epochs: int = Field(default=5, ge=1)
-    batch_size: int = Field(default=40, ge=1)
-    augment: Literal["none", "crop_flip"] = "none"
+    epochs: int = Field(default=5, ge=1, description="local epochs of a round")
+    batch_size: int = Field(default=40, ge=1, description="rows of a local minibatch")
+    augment: Literal["none", "crop_flip"] = Field(
+        default="none", description="crop_flip: random crops and mirror images while training"
+    )
     rate_schedule: Literal["decay", "cosine"] = Field(
         default="decay", description="of all clients' rates, over the rounds"
     )
@@ -29,6 +31,10 @@ class ClientConfig(Section):
     rate_end: float = Field(default=0.02, gt=0, le=1, description="cosine: share of the first rate in the last round")
     label_shift: float = Field(
         default=0.0, ge=0, description="τ: how far a client's own class shares explain its labels; 0: not at all"
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        default="none",
+        description="balanced: every class that a client holds counts alike in its likelihood, however few its rows",
     )
     outliers: OutlierConfig = OutlierConfig()
     transforms: tuple[str, ...] = Field(default=(), description="what an update passes, in order, before it leaves")
@@ -47,6 +53,10 @@ def check_client(client: ClientConfig, info: DatasetInfo) -> None:
         raise ValueError("client.rate_decay: client.rate_schedule=cosine lowers the rates already; remove one of them")
     if client.rate_schedule == "decay" and client.rate_end != ClientConfig.model_fields["rate_end"].default:
         raise ValueError("client.rate_end: only client.rate_schedule=cosine has an end; set it, or remove rate_end")
+    if client.class_weights != "none" and client.label_shift:
+        raise ValueError(
+            "client.class_weights: client.label_shift makes up for a client's class shares already; remove one of them"
+        )
     outliers = client.outliers
     if outliers.weight == 0:
         for key in ("share", "start"):

@@ -1,8 +1,9 @@
 """[1] The `data` section: which data set, who holds what, and what networks fit it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -10,6 +11,11 @@ from fedppd_ray.config.nouns import DATASETS, FOLDER, NETWORKS, DatasetInfo
 from fedppd_ray.config.section import Section
 from fedppd_ray.config.table import SHIFTED, TABLE, TableConfig
 from fedppd_ray.registry import suggest
+
+# `data.calibration: auto` holds back this share of the rows, a client at least so many, and none of fewer than four
+# times that.
+AUTO_SHARE, FEWEST_KEPT = 0.1, 10
+Calibration = Literal["auto"] | Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)]
 
 
 class PartitionConfig(Section):
@@ -19,7 +25,7 @@ class PartitionConfig(Section):
         default="major_classes",
         description="writers: whole writers per client; folders: as ROOT/clients/<id> says; column: as client_column",
     )
-    rows_per_client: int | None = Field(default=None, ge=1)
+    rows_per_client: int | None = Field(default=None, ge=1, description="rows of a client; null: all are handed out")
     major: int = Field(default=2, ge=1, description="major_classes: classes that a client mostly holds")
     extra_per_class: int = Field(default=10, ge=0, description="major_classes: rows of every class besides")
     alpha: float = Field(default=0.5, gt=0, description="dirichlet: concentration, smaller is more skewed")
@@ -31,10 +37,10 @@ class FolderConfig(Section):
     They are part of the configuration so that a run folder and a client's node need no file to know them.
     """
 
-    classes: tuple[str, ...] = Field(min_length=2)
+    classes: tuple[str, ...] = Field(min_length=2, description="names of the classes, in the order of their numbers")
     shape: tuple[int, int, int] = Field(description="channels, height, width")
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = Field(description="of each channel, of values brought to 0–1")
+    std: tuple[float, ...] = Field(description="of each channel, likewise")
     range: tuple[float, float] = Field(
         default=(0.0, 255.0),
         description="least and largest value: 0, 255 of 8 bits, 0, 65535 of 16 bits; of floats say it",
@@ -44,7 +50,7 @@ class FolderConfig(Section):
 
 
 class DataConfig(Section):
-    name: str = "mnist5k"
+    name: str = Field(default="mnist5k", description="a known data set, or folder or table: your own")
     root: str | None = Field(default=None, description="folder of the data files; default $FEDPPD_DATA")
     folder: FolderConfig | None = Field(default=None, description="name: folder only; default: read off the root")
     table: TableConfig | None = Field(
@@ -61,12 +67,36 @@ class DataConfig(Section):
     reserved: int = Field(
         default=0, ge=0, description="rows that nobody gets: other methods of the same comparison have them as a pool"
     )
-    calibration: int = Field(default=0, ge=0, description="held-out rows that set the abstention threshold")
+    calibration: Calibration = Field(
+        default=0,
+        description="held-out rows that set the abstention threshold: a number of common rows, or the share that is "
+        "kept back, by each client where each has rows of its own; auto: a tenth",
+    )
 
     @property
     def withheld(self) -> int:
         """Rows that no client gets and that no threshold is set on: the server's, or another method's server's."""
         return max(self.server_pool, self.reserved)
+
+    @property
+    def kept_by_clients(self) -> bool:
+        """Whether clients, each of which has rows of its own, keep some of them back: there are no common ones."""
+        return self.partition.kind == "folders" and not isinstance(self.calibration, int)
+
+    def calibration_rows(self, rows: int) -> int:
+        """How many of the common training rows, of which there are so many, set the threshold."""
+        if isinstance(self.calibration, int):
+            return self.calibration
+        return 0 if self.kept_by_clients else self._share_of(rows)
+
+    def kept_rows(self, rows: int) -> int:
+        """How many of its own rows, of which it has so many, a client keeps back."""
+        return self._share_of(rows) if self.kept_by_clients else 0
+
+    def _share_of(self, rows: int) -> int:
+        if self.calibration != "auto":
+            return math.ceil(self.calibration * rows - 1e-9)
+        return max(FEWEST_KEPT, math.ceil(AUTO_SHARE * rows - 1e-9)) if rows >= 4 * FEWEST_KEPT else 0
 
     @property
     def info(self) -> DatasetInfo:
@@ -116,8 +146,15 @@ def check_data(data: DataConfig, ood: Sequence[str]) -> DatasetInfo:
     return info
 
 
+def is_place(ood: str) -> bool:
+    """Whether `evaluation.ood` is a folder or a file of the user's own, and no set by name."""
+    return "/" in ood
+
+
 def _check_ood(ood: Sequence[str], info: DatasetInfo) -> None:
     for name in ood:
+        if is_place(name):
+            continue
         other = _known_dataset("evaluation.ood", name)
         if info.name in (other.name, other.files):
             raise ValueError(f"evaluation.ood: {name} is the data itself, {info.name}; choose another set")
@@ -166,8 +203,6 @@ def _check_partition(part: PartitionConfig, info: DatasetInfo) -> None:
         raise ValueError(
             "data.partition.kind: column needs data.table.client_column: the column that says whose row it is"
         )
-    if part.kind == "folders" and info.name not in (FOLDER, TABLE):
-        raise ValueError(f"data.partition.kind: folders is for data.name: {FOLDER} and {TABLE}, not {info.name}")
 
 
 class NetworkChoice(Protocol):

@@ -9,9 +9,10 @@ import yaml
 from pydantic import ValidationError
 
 from fedppd_ray.config.messages import readable
+from fedppd_ray.config.names import client_ids, is_id, own_names
 from fedppd_ray.config.nouns import METHODS, OWN_DATA
 from fedppd_ray.config.own_networks import bring_networks, open_networks
-from fedppd_ray.config.schema import Config, client_ids, config_class, number_or_text
+from fedppd_ray.config.schema import Config, config_class, number_or_text
 from fedppd_ray.config.stored import restricted, upgraded
 from fedppd_ray.config.table import SHIFTED, TABLE
 from fedppd_ray.errors import ConfigError
@@ -51,10 +52,13 @@ def load_for_method(path: Path | str, overrides: Overrides, changes: Sequence[st
     return parse_config(restricted(values, _method_of(values)))
 
 
-def load_stored(path: Path) -> Config:
-    """The configuration of a run folder, whichever version wrote it."""
+def load_stored(path: Path, overrides: Overrides = ()) -> Config:
+    """The configuration of a run folder, whichever version wrote it, with some of its keys changed."""
     values = _read(path, ())
-    return parse_config(upgraded(values, _method_of(values)))
+    values = upgraded(values, _method_of(values))
+    for override in override_lines(overrides):
+        _apply_override(values, override)
+    return parse_config(values)
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:
@@ -105,8 +109,13 @@ def find_config(path: Path | str) -> Path:
     for folder in _shipped():
         if (found := folder / f"{given.name}.yaml").exists():
             return found
-    known = sorted({file.stem for folder in _shipped() for file in folder.glob("*.yaml")})
+    known = shipped_names()
     raise ConfigError(f"{path}: neither a file nor a configuration that comes with fedppd{suggest(str(path), known)}")
+
+
+def shipped_names() -> list[str]:
+    """The configurations that come with the package, by name."""
+    return sorted({file.stem for folder in _shipped() for file in folder.glob("*.yaml")})
 
 
 def _shipped() -> list[Path]:
@@ -131,6 +140,8 @@ def _read(path: Path | str, overrides: Overrides) -> dict[str, Any]:
     for override in override_lines(overrides):
         _apply_override(values, override)
     _look_into_own_data(values)
+    _count_names(values)
+    _no_partition(values)
     return values
 
 
@@ -169,6 +180,38 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return result
 
 
+def _count_names(values: dict[str, Any]) -> None:
+    """There are as many clients as have names of their own."""
+    clients = values.get("clients")
+    names = own_names(map(str, clients)) if isinstance(clients, dict) else []
+    if names and isinstance(federation := values.setdefault("federation", {}), dict):
+        federation.setdefault("clients", len(names))
+
+
+def _no_partition(values: dict[str, Any]) -> None:
+    """Where every client has rows of its own, none are dealt."""
+    data = values.setdefault("data", {}) if _own_places(values, sites=True) else None
+    part = data.setdefault("partition", {}) if isinstance(data, dict) else None
+    if isinstance(part, dict):
+        part.setdefault("kind", "folders")
+
+
+def _own_places(values: Mapping[str, Any], sites: bool = False) -> dict[str, str]:
+    """Client → where its rows are, if every client has a place of its own; with `sites`, or is a site."""
+    clients, federation = values.get("clients"), values.get("federation")
+    if not isinstance(clients, dict):
+        return {}
+    sections = {str(name): own for name, own in clients.items() if not set("*?[") & set(str(name))}
+    wanted = federation.get("clients") if isinstance(federation, dict) else None
+    keys = ("data", "site") if sites else ("data",)
+    places = {name: next((own[key] for key in keys if own.get(key)), None)
+              for name, own in sections.items() if isinstance(own, dict)}  # fmt: skip
+    if wanted is None:
+        wanted = len(own_names(sections)) or Config.model_fields["federation"].default.clients
+    complete = len(places) == wanted and all(isinstance(place, str) for place in places.values())
+    return {name: str(place) for name, place in places.items()} if complete else {}
+
+
 # ---- a user's own data
 
 
@@ -178,6 +221,7 @@ def _look_into_own_data(values: dict[str, Any]) -> None:
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(data, dict) or name not in OWN_DATA:
         return
+    data.setdefault("calibration", "auto")
     given = data.get(str(name))
     if given is not None and (not isinstance(given, dict) or not OWN_DATA[str(name)].incomplete(given)):
         return
@@ -186,21 +230,24 @@ def _look_into_own_data(values: dict[str, Any]) -> None:
         return  # for the validation to refuse
     kind = OWN_DATA[str(name)]
     place = kind.place(root)
+    if places := _own_places(values):
+        data[str(name)] = dict(kind.from_clients(places, place, data))
+        _suit_own_data(values, data, str(name))
+        return
     data[str(name)] = dict(kind.describe(place, data))
-    if name == TABLE:
-        _suit_a_table(values, data)
+    _suit_own_data(values, data, str(name))
     if data[str(name)].get("embedded"):
         return
     if found := kind.clients(place):
         _take_clients(values, data, found, place / "clients")
 
 
-def _suit_a_table(values: dict[str, Any], data: dict[str, Any]) -> None:
-    """Defaults that are meant for images, where nothing is said of them."""
+def _suit_own_data(values: dict[str, Any], data: dict[str, Any], name: str) -> None:
+    """Defaults that are meant for known images, where nothing is said of them."""
     evaluation = values.setdefault("evaluation", {})
     if isinstance(evaluation, dict):
-        evaluation.setdefault("ood", SHIFTED)
-    people = data[TABLE].get("clients")
+        evaluation.setdefault("ood", SHIFTED if data[name].get("embedded") else None)
+    people = data[name].get("clients") if name == TABLE else None
     if not people:
         return
     part = data.setdefault("partition", {})
@@ -216,7 +263,7 @@ def _suit_a_table(values: dict[str, Any], data: dict[str, Any]) -> None:
             )
 
 
-def _take_clients(values: Mapping[str, Any], data: dict[str, Any], found: Sequence[str], place: Path) -> None:
+def _take_clients(values: dict[str, Any], data: dict[str, Any], found: Sequence[str], place: Path) -> None:
     """ROOT/clients/<id> says who holds what: for every client, or there is no such folder at all."""
     part = data.get("partition") or {}
     if not isinstance(part, dict):
@@ -224,13 +271,18 @@ def _take_clients(values: Mapping[str, Any], data: dict[str, Any], found: Sequen
     if part.setdefault("kind", "folders") != "folders":
         raise ConfigError(f"data.partition.kind: {place} says who holds what; set it to folders, not {part['kind']}")
     data["partition"] = part
-    federation = values.get("federation")
-    asked = federation.get("clients") if isinstance(federation, dict) else None
-    expected = Config.model_fields["federation"].default.clients if asked is None else asked
+    federation, given = values.setdefault("federation", {}), values.get("clients") or {}
+    if not isinstance(federation, dict) or not isinstance(given, dict):
+        return  # for the validation to refuse
+    expected = federation.setdefault("clients", len(found))
     if expected != len(found):
         raise ConfigError(
             f"federation.clients: {expected}, but {place} has {len(found)} folders; set it to {len(found)}"
         )
-    missing = [client for client in client_ids(len(found)) if client not in found]
-    if missing:
+    names = [] if any(map(is_id, found)) else own_names(found)
+    if missing := [client for client in names or client_ids(len(found)) if client not in found]:
         raise ConfigError(f"{place}: {missing[0]} has no folder; there must be one for every client, by its id")
+    if strange := [name for name in own_names(given) if name not in found]:
+        raise ConfigError(f"clients.{strange[0]}: {place} has no folder of this name; the names are {', '.join(found)}")
+    if names:
+        values["clients"] = {**{name: {} for name in names}, **given}

@@ -8,7 +8,10 @@ from fedppd_ray.config.nouns import METHODS
 from fedppd_ray.config.schema import Config
 
 # Changing these does not change what an earlier round computed, so a resumed run may change them; but see `bound_by`.
-FREE_ON_RESUME = ("name", "federation.rounds", "resources", "checkpoint", "evaluation", "data.root")
+FREE_ON_RESUME = (
+    *("name", "federation.rounds", "federation.quorum", "federation.deadline_s", "federation.retries"),
+    *("federation.share_class_counts", "resources", "checkpoint", "evaluation", "data.root"),
+)
 
 
 def bound_by(config: Config) -> list[str]:

@@ -73,6 +73,8 @@ class OwnData:
     # The facts, as the section `data.<kind>` holds them, from the place and from what the user gave of `data`.
     describe: Callable[[Path, Mapping[str, Any]], Mapping[str, Any]]
     clients: Callable[[Path], list[str]]  # who has rows of their own there, sorted; none: nobody
+    # The same facts where every client has a place of its own: client → place, the data root, and the section.
+    from_clients: Callable[[Mapping[str, str], Path, Mapping[str, Any]], Mapping[str, Any]]
     # Whether what the user gave of the section leaves facts to be read.
     incomplete: Callable[[Mapping[str, Any]], bool] = lambda _given: False
 
@@ -87,4 +89,6 @@ SCORES: Registry[Any] = Registry("score", built_in="fedppd_ray.inference.scores"
 # federation.aggregate.Rule: how clients' models become one; federation.transforms: what an update passes at the client.
 AGGREGATIONS: Registry[Any] = Registry("aggregation", built_in="fedppd_ray.federation.aggregate")
 TRANSFORMS: Registry[Any] = Registry("transform", built_in="fedppd_ray.federation.transforms")
+# inference.questions.Question: what clients may be asked about rows that they keep back.
+QUESTIONS: Registry[Any] = Registry("question", built_in="fedppd_ray.evaluation.questions")
 FOLDER = "folder"  # the data set that users bring: its facts are in `data.folder` of the configuration

@@ -15,10 +15,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
 from fedppd_ray.config.client import ClientConfig, check_client
+from fedppd_ray.config.conformal import ConformalConfig, check_shares
 from fedppd_ray.config.data import DataConfig, check_corruptions, check_data, check_network
-from fedppd_ray.config.nouns import AGGREGATIONS, METHODS, NETWORKS, SCORES, TRANSFORMS, DatasetInfo
+from fedppd_ray.config.names import check_names, own_names
+from fedppd_ray.config.names import client_ids as client_ids
+from fedppd_ray.config.nouns import AGGREGATIONS, FOLDER, METHODS, NETWORKS, SCORES, TRANSFORMS, DatasetInfo
+from fedppd_ray.config.ood_flag import OodFlagConfig
 from fedppd_ray.config.own_networks import brought, import_brought, is_own, open_networks
 from fedppd_ray.config.section import Section
+from fedppd_ray.config.table import TABLE
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.registry import Registry, import_all, suggest
 
@@ -54,12 +59,17 @@ def for_rows(value: float | str, rows: int) -> float:
 
 
 class FederationConfig(Section):
-    clients: int = Field(default=10, ge=1)
-    rounds: int = Field(default=20, ge=1)
+    clients: int = Field(default=10, ge=1, description="how many clients there are")
+    rounds: int = Field(default=20, ge=1, description="rounds of the run; a resumed run may ask for more")
     participation: float = Field(default=1.0, gt=0, le=1, description="share of the clients in a round")
     quorum: float = Field(default=0.5, gt=0, le=1, description="share of a round's clients that must deliver")
     retries: int = Field(default=1, ge=0, description="second chances of a client within a round")
     deadline_s: float | None = Field(default=None, gt=0, description="seconds that a round waits for its clients")
+    share_class_counts: bool | None = Field(
+        default=None,
+        description="whether the driver is told how many rows of each class a client has; null: only of rows that it "
+        "dealt itself, not of clients' own",
+    )
     aggregation: str = Field(default="mean", description="how the clients' models become one")
     server_momentum: float = Field(default=0.0, ge=0, lt=1, description="μ: share of its last step the server adds")
 
@@ -88,7 +98,7 @@ class ActiveConfig(Section):
 class EvaluationConfig(Section):
     every: int = Field(default=1, ge=1, description="rounds between two evaluations; the last always is")
     ood: str | tuple[str, ...] | None = Field(
-        default="glyphs", description="out-of-distribution set, or several; null for none"
+        default="glyphs", description="out-of-distribution set or path of one's own (with a /), or several; null: none"
     )
     coverage: float = Field(default=0.95, gt=0, le=1, description="share of answers that do not abstain")
     score: str = Field(
@@ -99,6 +109,8 @@ class EvaluationConfig(Section):
     export: Literal["last", "best"] = Field(
         default="last", description="which round's student is exported; best: of the lowest NLL on calibration rows"
     )
+    conformal: ConformalConfig = ConformalConfig()
+    ood_flag: OodFlagConfig = OodFlagConfig()
 
     @field_validator("ood", mode="after")
     @classmethod
@@ -115,6 +127,7 @@ class EvaluationConfig(Section):
         return (self.ood,) if isinstance(self.ood, str) else self.ood
 
 
+ENTROPY = "entropy"  # the score that there always is
 AUTO = "auto"  # evaluation.score: chosen on calibration rows and synthetic outliers
 Share = Literal["auto"] | Annotated[float, Field(ge=0)]
 
@@ -122,10 +135,14 @@ Share = Literal["auto"] | Annotated[float, Field(ge=0)]
 class ClientOverrides(Section):
     """What is special about one client, or about all whose id matches a pattern."""
 
-    cpus: float | None = Field(default=None, ge=0)
-    gpus: float | None = Field(default=None, ge=0)
+    cpus: float | None = Field(default=None, ge=0, description="cores that it asks for; null: as resources.client_cpus")
+    gpus: float | None = Field(default=None, ge=0, description="share of a GPU; null: as resources.client_gpus")
     label_selector: Mapping[str, str] = Field(default={}, description="labels of the Ray node that it must live on")
     data: str | None = Field(default=None, description="folder with its own images.npy and labels.npy, on that node")
+    held_out: str | None = Field(
+        default=None,
+        description="folder with rows that it keeps back and answers questions about; else see calibration",
+    )
     site: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
@@ -134,14 +151,14 @@ class ClientOverrides(Section):
 
 
 class ResourcesConfig(Section):
-    client_cpus: Share = "auto"
-    client_gpus: Share = "auto"
-    server_cpus: Share = "auto"
-    server_gpus: Share = "auto"
+    client_cpus: Share = Field(default="auto", description="cores of a client; auto: so that all fit the cluster")
+    client_gpus: Share = Field(default="auto", description="share of a GPU that a client has; auto: so that all fit")
+    server_cpus: Share = Field(default="auto", description="cores of the server")
+    server_gpus: Share = Field(default="auto", description="share of a GPU that the server has")
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto", description="actors that share the clients; auto: one a client"
     )
-    start_timeout_s: float = Field(default=120, gt=0)
+    start_timeout_s: float = Field(default=120, gt=0, description="seconds that the actors have to start in")
 
 
 class CheckpointConfig(Section):
@@ -151,16 +168,18 @@ class CheckpointConfig(Section):
 class Config(Section):
     """What every run has; its subclass for a method has that method's sections too."""
 
-    name: str = Field(default="run", min_length=1)
-    seed: int = Field(default=0, ge=0)
-    method: str = "fedppd"
+    name: str = Field(default="run", min_length=1, description="of the run, in reports and on the model card")
+    seed: int = Field(default=0, ge=0, description="of all randomness: the same seed gives the same bits")
+    method: str = Field(default="fedppd", description="which algorithm trains; `fedppd methods` lists them")
     data: DataConfig = DataConfig()
     federation: FederationConfig = FederationConfig()
     client: ClientConfig = ClientConfig()
     active: ActiveConfig | None = Field(default=None, description="active learning: train on labelled rows only")
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
-    clients: Mapping[str, ClientOverrides] = Field(default={}, description="by client id or pattern: client-0*")
+    clients: Mapping[str, ClientOverrides] = Field(
+        default={}, description="by client: a name of its own, an id, or a pattern: client-0*"
+    )
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
@@ -176,19 +195,33 @@ class Config(Section):
             raise ValueError("evaluation.score: auto is chosen on outliers made of images; for a table name a score")
         if self.evaluation.corruptions:
             check_corruptions(info)
+        check_shares(self.evaluation.conformal, info.classes)
         method.check(self)
         if self.data.server_pool == 0 and method.needs_pool(self.model_dump()):
             raise ValueError("data.server_pool: distillation on the server needs unlabelled rows; set it above 0")
-        ids = client_ids(self.federation.clients)
+        check_names(own_names(self.clients), self.federation.clients)
+        ids = self.client_names
         for pattern in self.clients:
             if not fnmatch.filter(ids, pattern):
-                raise ValueError(f"clients.{pattern}: matches no client; ids are {ids[0]} to {ids[-1]}")
+                raise ValueError(f"clients.{pattern}: matches no client; they are called {ids[0]} to {ids[-1]}")
         _check_sites(self)
+        _check_own_rows(self)
         return self
 
     @property
     def dataset(self) -> DatasetInfo:
         return self.data.info
+
+    @property
+    def client_names(self) -> list[str]:
+        """All clients, sorted: by the names that `clients` gives them, else client-00, client-01, …"""
+        return own_names(self.clients) or client_ids(self.federation.clients)
+
+    def shares_class_counts(self, client: str) -> bool:
+        """Whether the driver may be told how many rows of each class this client has."""
+        if self.federation.share_class_counts is not None:
+            return self.federation.share_class_counts
+        return self.data.partition.kind != "folders" and self.overrides_for(client).data is None
 
     def overrides_for(self, client: str) -> ClientOverrides:
         """Everything that `clients` says of this one; later patterns win."""
@@ -202,7 +235,7 @@ class Config(Section):
         """Client → the site that is this client, of those that are one."""
         if all(section.site is None for section in self.clients.values()):
             return {}
-        named = {client: self.overrides_for(client).site for client in client_ids(self.federation.clients)}
+        named = {client: self.overrides_for(client).site for client in self.client_names}
         return {client: site for client, site in named.items() if site is not None}
 
     def network_for(self, role: str) -> str:
@@ -221,7 +254,8 @@ class Config(Section):
         choices = METHODS[self.method].networks(self)
         names: list[tuple[Registry[Any], str]] = [(METHODS, self.method)]
         # A score is chosen among all that there are.
-        names += [(SCORES, name) for name in SCORES if self.evaluation.score in (AUTO, name)]
+        scores = {self.evaluation.score, self.evaluation.ood_flag.score}
+        names += [(SCORES, name) for name in SCORES if scores & {AUTO, name}]
         names += [(AGGREGATIONS, self.federation.aggregation), *((TRANSFORMS, name) for name in self.client.transforms)]
         names += [(NETWORKS, self.dataset.network(role) if choice.network == "auto" else choice.network)
                   for role, choice in choices.items() if not is_own(choice.network)]  # fmt: skip
@@ -272,6 +306,7 @@ def remove_key(values: dict[str, Any], key: str) -> object:
 def _check_names(config: Config) -> None:
     for key, registry, names in (
         ("evaluation.score", SCORES, [config.evaluation.score] if config.evaluation.score != AUTO else []),
+        ("evaluation.ood_flag.score", SCORES, [config.evaluation.ood_flag.score or ENTROPY]),
         ("federation.aggregation", AGGREGATIONS, [config.federation.aggregation]),
         ("client.transforms", TRANSFORMS, config.client.transforms),
     ):
@@ -283,6 +318,21 @@ def _check_names(config: Config) -> None:
             raise ValueError(f"evaluation.{key}: {value} is chosen on calibration rows; set data.calibration above 0")
 
 
+def _check_own_rows(config: Config) -> None:
+    """`partition.kind: folders` says that clients bring their rows: from ROOT/clients, or as `clients` says."""
+    own = [section for section in config.clients.values() if section.data is not None or section.site is not None]
+    if config.data.partition.kind == "folders" and config.dataset.name not in (FOLDER, TABLE) and not own:
+        raise ValueError(
+            f"data.partition.kind: folders is for data.name: {FOLDER} and {TABLE}, not {config.dataset.name}; or say "
+            f"where rows are, as clients: {{client-00: {{data: /data/hospital-a}}}}"
+        )
+    if config.data.kept_by_clients and config.evaluation.score == AUTO:
+        raise ValueError(
+            "evaluation.score: auto is chosen on rows of the coordinator's, and here the clients keep theirs; name a "
+            "score, such as entropy"
+        )
+
+
 def _check_sites(config: Config) -> None:
     taken: dict[str, str] = {}
     for client, site in config.sites().items():
@@ -290,17 +340,11 @@ def _check_sites(config: Config) -> None:
             raise ValueError(f"clients.{client}.site: {site} is {taken[site]} already; a site is one client")
         taken[site] = client
         own = config.overrides_for(client).model_dump(exclude_defaults=True)
-        for key in ("cpus", "gpus", "label_selector", "data"):
+        for key in ("cpus", "gpus", "label_selector", "data", "held_out"):
             if key in own:
                 raise ValueError(f"clients.{client}.{key}: {site} is a site and decides that itself; remove it")
     if taken and config.active:
         raise ValueError("active: sites do not label rows for a study; remove it, or clients.*.site")
-
-
-def client_ids(count: int) -> list[str]:
-    """client-00, client-01, …: padded so that sorting by name is sorting by number."""
-    width = max(2, len(str(count - 1)))
-    return [f"client-{index:0{width}d}" for index in range(count)]
 
 
 def number_or_text(value: object) -> object:

@@ -16,8 +16,8 @@ SHIFTED = "shifted"  # the out-of-distribution set of tables
 class ColumnConfig(Section):
     """A column and what is known of its values, over all clients."""
 
-    name: str = Field(min_length=1)
-    kind: Literal["numeric", "categorical"]
+    name: str = Field(min_length=1, description="as the header of the file has it")
+    kind: Literal["numeric", "categorical"] = Field(description="numbers, or texts of which there are few")
     mean: float = Field(default=0.0, description="numeric: subtracted")
     std: float = Field(default=1.0, gt=0, description="numeric: divided by")
     low: float | None = Field(default=None, description="numeric: the least value seen in training")
@@ -39,7 +39,7 @@ class TableConfig(Section):
     embedded: Literal["breast_cancer"] | None = Field(default=None, description="a table that needs no file")
     kinds: dict[str, Literal["numeric", "categorical"]] = Field(default={}, description="where guessing is wrong")
     ignore: tuple[str, ...] = Field(default=(), description="columns that are not used")
-    classes: tuple[str, ...] = Field(min_length=2)
+    classes: tuple[str, ...] = Field(min_length=2, description="values of the target, sorted")
     clients: tuple[str, ...] = Field(default=(), description="values of client_column: client-00 has the first")
     columns: tuple[ColumnConfig, ...] = Field(min_length=1)
 

@@ -38,7 +38,7 @@ def partition(
     """Split the rows of a training set with these labels, and these writers where it knows them."""
     generator = numpy_generator_for(seed, "partition")
     order = generator.permutation(len(labels))
-    held_out = data.withheld + data.calibration
+    held_out = data.withheld + data.calibration_rows(len(labels))
     if held_out + clients > len(labels):
         raise ConfigError(
             f"federation.clients: {clients} clients and {held_out} held-out rows do not fit into the {len(labels)} "
@@ -82,7 +82,7 @@ def _by_writers(
     taken = int(np.searchsorted(np.cumsum(sizes), data.withheld)) + 1 if data.withheld else 0
     in_pool = np.isin(writers[order], shuffled[:taken])
     pool, left = order[in_pool], order[~in_pool]
-    calibration, rest = np.split(left, [data.calibration])
+    calibration, rest = np.split(left, [data.calibration_rows(len(order))])
     by_writer = rest[np.argsort(writers[rest], kind="stable")]
     ends = np.cumsum(np.bincount(writers[rest], minlength=len(shuffled)))
     by_number = np.split(by_writer, ends)

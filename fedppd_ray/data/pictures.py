@@ -1,5 +1,6 @@
 """Single pictures: files as rows of the shape that a network takes, and rows as files."""
 
+import io
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,14 @@ from fedppd_ray.config.nouns import DATASETS, FOLDER, Shape
 from fedppd_ray.config.table import SHIFTED
 from fedppd_ray.data.datasets import dataset_info, load, load_ood
 from fedppd_ray.data.pixels import hint_for, to_predict
-from fedppd_ray.data.readers.pixels import decode
+from fedppd_ray.data.readers import tables
+from fedppd_ray.data.readers.pixels import SUFFIXES, decode
+from fedppd_ray.data.shapes import as_bytes
 from fedppd_ray.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
+
+PICTURES, TABLES = tuple(sorted(SUFFIXES)), tables.SUFFIXES  # what `predict` looks for in a folder
 
 
 def picture_rows(paths: Sequence[Path], shape: Shape, span: tuple[float, float]) -> NDArray[Any]:
@@ -30,6 +35,20 @@ def picture_rows(paths: Sequence[Path], shape: Shape, span: tuple[float, float])
         if hint := hint_for(row, span):
             log.warning("%s: %s", path, hint)
     return np.stack(rows)
+
+
+def found_files(paths: Sequence[Path | str], suffixes: Sequence[str]) -> list[Path]:
+    """These files, and in the place of a folder every file of a known kind below it, sorted by name."""
+    found: list[Path] = []
+    for given in map(Path, paths):
+        if not given.is_dir():
+            found.append(given)
+            continue
+        below = sorted(path for path in given.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+        if not below:
+            raise ConfigError(f"{given}: holds no file of {', '.join(suffixes)}; give files, or another folder")
+        found += below
+    return found
 
 
 def write_sample(name: str, index: int, path: Path, root: str | None) -> str:
@@ -49,7 +68,18 @@ def write_sample(name: str, index: int, path: Path, root: str | None) -> str:
         if index >= len(test):
             raise DataError(f"--index {index}: {name} has {len(test)} held-out rows")
         pixels, shows = test.images[index], f"class {info.classes[test.labels[index]]}"
-    picture = np.asarray(pixels[0] if info.shape[0] == 1 else pixels.transpose(1, 2, 0))
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture).save(path, format="PNG")
+    _picture(pixels).save(path, format="PNG")
     return shows
+
+
+def picture_bytes(row: NDArray[Any], span: tuple[float, float]) -> bytes:
+    """A row as a PNG of 8 bits, for people to look at; of two or more than four channels the first alone."""
+    channels = as_bytes(np.asarray(row), span)
+    buffer = io.BytesIO()
+    _picture(channels if len(channels) in (1, 3, 4) else channels[:1]).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _picture(row: NDArray[Any]) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(row[0] if len(row) == 1 else row.transpose(1, 2, 0)))

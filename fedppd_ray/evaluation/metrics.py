@@ -84,13 +84,27 @@ def adaptive_ece(log_probabilities: Floats, labels: Labels) -> float:
 
 def classwise_ece(log_probabilities: Floats, labels: Labels) -> float:
     """The mean over classes of the ECE of that class's probability (Kull et al., 2019), in percent."""
+    gaps = _classwise(log_probabilities, labels)
+    return 100 * float(gaps.sum() / (log_probabilities.shape[1] * len(labels)))
+
+
+def classwise_gaps(log_probabilities: Floats, labels: Labels) -> Floats:
+    """The ECE of every class's probability over all rows, in percent."""
+    gaps = _classwise(log_probabilities, labels).reshape(log_probabilities.shape[1], BINS)
+    result: Floats = 100 * gaps.sum(axis=1) / len(labels)
+    return result
+
+
+def _classwise(log_probabilities: Floats, labels: Labels) -> Floats:
+    """Class by class and bin by bin: the gap between probability and share, times the rows."""
     p = np.exp(log_probabilities)
     classes = p.shape[1]
     # Gap of a bin times its rows: the sum over its rows of p − [y = class]. One bin number per class and bin.
     which = np.clip(np.ceil(p * BINS).astype(np.int64) - 1, 0, BINS - 1) + BINS * np.arange(classes)
     gaps = p - (labels[:, None] == np.arange(classes))
     sums = np.bincount(which.ravel(), weights=gaps.ravel(), minlength=BINS * classes)
-    return 100 * float(np.abs(sums).sum() / (classes * len(labels)))
+    result: Floats = np.abs(sums)
+    return result
 
 
 def auroc(positive: Floats, negative: Floats) -> float:

@@ -8,16 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedppd_ray.config.nouns import DatasetInfo
 from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import resized_from
+from fedppd_ray.data.parts import Split
 from fedppd_ray.evaluation.calibration import Calibration, at_temperature, calibrate
 from fedppd_ray.evaluation.corrupted import corruption_figures
 from fedppd_ray.evaluation.metrics import adaptive_ece, classwise_ece, metrics_of
+from fedppd_ray.evaluation.per_class import Mask, per_class, per_site
 from fedppd_ray.evaluation.per_client import per_client
 from fedppd_ray.evaluation.selective import SELECTIVE, finite, score_figures
+from fedppd_ray.evaluation.sets import set_figures
 from fedppd_ray.federation.types import ClientInfo
 from fedppd_ray.inference.abstention import score_of, temperature_of
-from fedppd_ray.inference.held_out import HeldOut
+from fedppd_ray.inference.held_out import HeldOut, joined_outputs, outputs_on
+from fedppd_ray.inference.ood_flag import is_foreign
 from fedppd_ray.inference.predictor import Predictor
 from fedppd_ray.inference.scores import Floats, Labels, Outputs, Score, all_scores, score_named
 
@@ -57,23 +62,31 @@ def evaluate_predictor(
     calibration = _of_card(card) if card else _calibrated(config, held_out, predict)
     score, temperature = calibration.score, calibration.temperature
     raw = {score.name: score_figures(score, known, labels, foreign, config.seed) for score in all_scores()}
+    names = config.evaluation.ood_names
     served = at_temperature(known, temperature)
     served_foreign = {name: at_temperature(outputs, temperature) for name, outputs in foreign.items()}
+    answered = _answered(calibration, served)
     figures = {
         "rows": len(labels),
-        **_figures(known, labels, raw.get(score.name), config),
+        **_figures(known, labels, raw.get(score.name), names),
         **_beyond(known, labels, raw.get(score.name)),
         "score": score.name,
         "temperature": temperature,
         "scaled": {
-            **_figures(served, labels, score_figures(score, served, labels, served_foreign, config.seed), config),
+            **_figures(served, labels, score_figures(score, served, labels, served_foreign, config.seed), names),
             **_calibration_errors(served, labels),
         },
         "scores": raw,
         **_notes(config, calibration),
     }
+    if card and card.get("conformal"):
+        figures["sets"] = set_figures(card, served.log_probabilities, labels, clients)
+    if card and card.get("ood"):
+        figures["ood_flag"] = _flagged(card, served, served_foreign)
+    logs, classes = (known.log_probabilities, served.log_probabilities), config.dataset.classes
+    figures["per_class"] = per_class(*logs, labels, classes, answered)
     if clients:
-        figures["per_client"] = per_client(known.log_probabilities, labels, clients)
+        figures["per_client"] = per_client(known.log_probabilities, labels, clients, answered)
     if config.evaluation.corruptions:
         figures["corruptions"] = corruption_figures(held_out, predict, temperature)
     outside = np.concatenate(
@@ -89,8 +102,56 @@ def evaluate_predictor(
     )
 
 
+def _flagged(card: Mapping[str, Any], served: Outputs, foreign: Mapping[str, Outputs]) -> dict[str, Any]:
+    """Test rows that are called foreign, and foreign rows that are, in percent."""
+    score = score_named(card["ood"]["score"])
+    shares = {name: 100 * float(is_foreign(card, score.of(outputs)).mean()) for name, outputs in foreign.items()}
+    return {
+        "score": score.name,
+        "false_alarms_wanted": 100 * card["ood"]["false_alarms"],
+        "false_alarms": 100 * float(is_foreign(card, score.of(served)).mean()),
+        "flagged": shares,
+    }
+
+
+def evaluate_rows(
+    parts: Mapping[str, Split], info: DatasetInfo, predict: Predictor, card: Mapping[str, Any], seed: int = 0
+) -> Evaluation:
+    """The figures of an exported student on labelled rows from anywhere, by the name of where each part is from."""
+    outputs = {name: outputs_on(predict, part.images, info, torch.device("cpu")) for name, part in parts.items()}
+    known = joined_outputs(list(outputs.values()))
+    labels = np.concatenate([part.labels for part in parts.values()])
+    calibration = _of_card(card)
+    served, score = at_temperature(known, calibration.temperature), calibration.score
+    raw, logs = score_figures(score, known, labels, {}, seed), (known.log_probabilities, served.log_probabilities)
+    answered = _answered(calibration, served)
+    figures = {
+        "rows": len(labels),
+        **_figures(known, labels, raw, ()),
+        **_beyond(known, labels, raw),
+        "score": score.name,
+        "temperature": calibration.temperature,
+        "scaled": {**_figures(served, labels, None, ()), **_calibration_errors(served, labels)},
+        "per_class": per_class(*logs, labels, info.classes, answered),
+    }
+    if len(parts) > 1:
+        whose = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
+        sites = {name: whose == at for at, name in enumerate(parts)}
+        figures["per_site"] = per_site(*logs, labels, sites, answered)
+    outside = np.empty((0, len(info.classes)))
+    return Evaluation(figures, known.log_probabilities, labels, outside, _scores(score, [served]), np.empty(0))
+
+
 def _of_card(card: Mapping[str, Any]) -> Calibration:
-    return Calibration(temperature_of(card), score_named(score_of(card)))
+    return Calibration(temperature_of(card), score_named(score_of(card)), abstention=card["abstention"])
+
+
+def _answered(calibration: Calibration, served: Outputs) -> Mask | None:
+    """Which rows are not declined; None where no threshold was set, or the score is not known of these."""
+    if not calibration.abstention or not calibration.score.fits(served):
+        return None
+    answered: Mask = calibration.score.of(served) <= calibration.abstention["threshold"]
+    return answered
 
 
 def _calibrated(config: Config, held_out: HeldOut, predict: Predictor) -> Calibration:
@@ -100,12 +161,11 @@ def _calibrated(config: Config, held_out: HeldOut, predict: Predictor) -> Calibr
     )
 
 
-def _figures(seen: Outputs, labels: Labels, detected: Mapping[str, Any] | None, config: Config) -> dict[str, Any]:
+def _figures(seen: Outputs, labels: Labels, detected: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Any]:
     """What the first version had: accuracy and calibration, and the AUROCs of the chosen score."""
     figures: dict[str, Any] = metrics_of(seen.log_probabilities, labels).as_dict()
     figures["misclassification_auroc"] = detected["misclassification_auroc"] if detected else None
     if detected and "ood_auroc" in detected:
-        names = config.evaluation.ood_names
         figures["ood"] = names[0] if len(names) == 1 else list(names)
         figures |= {key: detected[key] for key in ("ood_auroc", "ood_auroc_sd")}
     return figures

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedppd_ray.federation.types import ClientInfo, GlobalState, Receipt
+from fedppd_ray.inference.questions import Answer, Question
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class ClientPool(Protocol):
     """The clients, wherever they are."""
 
     def describe(self) -> list[ClientInfo]: ...
+    def ask(self, question: Question, state: GlobalState) -> dict[str, Answer]:
+        """What clients say of rows that they keep back, between two rounds, in the order of their names.
+
+        Missing are those that keep none back, do not let it be known, or are lost; the latter are logged.
+        """
+
     def open(self, round_id: int, published: object) -> None:
         """A round begins with what the server published. Answers to an earlier attempt count no more."""
 

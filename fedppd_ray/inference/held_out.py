@@ -1,6 +1,6 @@
 """The rows that no client trains on, and predictions for them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedppd_ray.config.nouns import DatasetInfo
 from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import Dataset, Labels, Values, load_ood
 from fedppd_ray.data.holdings import dataset_of, needs_train, partition_of
@@ -61,19 +62,10 @@ class HeldOut:
     def outputs(self, predict: Predictor, split: str | Values) -> Outputs:
         """All that a predictor has to say of a split's rows, or of these images."""
         images = self.images(split) if isinstance(split, str) else split
-        pieces = [outputs_of(predict, inputs) for inputs in self._batches(images, 0, len(images))]
-        if not pieces:
-            return Outputs(np.empty((0, len(self._data.info.classes))))
-        return Outputs(
-            np.concatenate([piece.log_probabilities for piece in pieces]),
-            _joined([piece.logits for piece in pieces]),
-            _joined([piece.features for piece in pieces]),
-        )
+        return outputs_on(predict, images, self._data.info, self._device)
 
     def _batches(self, images: Values, first: int, last: int) -> Iterator[torch.Tensor]:
-        for start in range(first, last, BATCH):
-            shard = make_shard(images[start : min(start + BATCH, last)], None, self._data.info, self._device)
-            yield shard.inputs(torch.arange(len(shard), device=self._device))
+        return _batches(images, first, last, self._data.info, self._device)
 
     def server_pool(self) -> Shard:
         return self._pool
@@ -105,6 +97,27 @@ class HeldOut:
         span = self._data.info.range
         images = as_bytes(self.images("calibration"), span)
         return in_range(make_outliers(images, numpy_generator_for(self._config.seed, "outliers")), span)
+
+
+def outputs_on(predict: Predictor, images: Values, info: DatasetInfo, device: torch.device) -> Outputs:
+    """All that a predictor has to say of these images, or rows of a table."""
+    pieces = [outputs_of(predict, inputs) for inputs in _batches(images, 0, len(images), info, device)]
+    return joined_outputs(pieces) if pieces else Outputs(np.empty((0, len(info.classes))))
+
+
+def joined_outputs(pieces: Sequence[Outputs]) -> Outputs:
+    """One after the other."""
+    return Outputs(
+        np.concatenate([piece.log_probabilities for piece in pieces]),
+        _joined([piece.logits for piece in pieces]),
+        _joined([piece.features for piece in pieces]),
+    )
+
+
+def _batches(images: Values, first: int, last: int, info: DatasetInfo, device: torch.device) -> Iterator[torch.Tensor]:
+    for start in range(first, last, BATCH):
+        shard = make_shard(images[start : min(start + BATCH, last)], None, info, device)
+        yield shard.inputs(torch.arange(len(shard), device=device))
 
 
 def _joined(pieces: list[NDArray[Any] | None]) -> NDArray[Any] | None:

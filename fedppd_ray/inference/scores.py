@@ -53,14 +53,23 @@ class Score:
         return self.function(getattr(outputs, self.needs))
 
     def threshold(self, values: Floats, coverage: float, classes: int) -> float:
-        """The smallest threshold that answers at least the share `coverage` of rows with these values; at 1, of any.
+        """The smallest threshold under which a new row, like these, is answered with at least probability `coverage`.
 
+        The ⌈(n + 1) · coverage⌉-th smallest of n values; where these are too few, and at 1, any row is answered.
         A row is answered where its score is at most the threshold.
         """
-        if coverage >= 1:
-            return min(self.limit(classes) + 1e-9, sys.float_info.max)  # JSON has no infinity
-        ordered = np.sort(values)
-        return float(ordered[max(1, int(np.ceil(coverage * len(ordered) - 1e-9))) - 1])
+        place = rank(len(values), coverage)
+        return self.highest(classes) if place is None else float(np.sort(values)[place - 1])
+
+    def highest(self, classes: int) -> float:
+        """A threshold that no score is above."""
+        return min(self.limit(classes) + 1e-9, sys.float_info.max)  # JSON has no infinity
+
+
+def rank(rows: int, coverage: float) -> int | None:
+    """Which smallest of so many scores is the threshold; None: there are too few for this coverage, or it is 1."""
+    place = max(1, int(np.ceil(coverage * (rows + 1) - 1e-9)))
+    return place if coverage < 1 and place <= rows else None
 
 
 def entropy(log_probabilities: Floats) -> Floats:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedppd_ray.bayes.likelihood import label_shift, shifted
+from fedppd_ray.bayes.likelihood import label_loss, label_shift
 from fedppd_ray.bayes.outliers import OutlierTerm, logits_and_penalty
 from fedppd_ray.bayes.sgld import step_rate
 from fedppd_ray.config.schema import Config, settings_of
@@ -24,7 +23,7 @@ from fedppd_ray.federation.momentum import with_momentum
 from fedppd_ray.federation.types import ClientUpdate, GlobalState, Models
 from fedppd_ray.methods.base import Aggregation, LocalResult, Method, NetworkConfig, Row, ServerResult
 from fedppd_ray.methods.paper import LOCAL, authors, figures
-from fedppd_ray.methods.settings import outlier_term, rate_factor
+from fedppd_ray.methods.settings import class_weights, outlier_term, rate_factor
 from fedppd_ray.models.flat import FlatModel
 from fedppd_ray.models.networks import seed_dropout
 from fedppd_ray.seeding import generator_for
@@ -38,9 +37,9 @@ class BaselineConfig(Section):
     network: Literal["teacher", "student"] = Field(default="teacher", description="whose network the baseline trains")
     rate: float = Field(default=0.0225, gt=0, description="of SGD; half of a teacher's is the drift of its chain")
     rate_step: int = Field(default=2, ge=1, description="StepLR: local epochs between two decays")
-    rate_gamma: float = Field(default=0.85, gt=0, le=1)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=1e-4, ge=0)
+    rate_gamma: float = Field(default=0.85, gt=0, le=1, description="StepLR: factor of a decay")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="of the clients' SGD")
+    weight_decay: float = Field(default=1e-4, ge=0, description="of the clients' SGD")
 
 
 class FedAvgSettings(Section):
@@ -50,7 +49,10 @@ class FedAvgSettings(Section):
 
 
 class FedAvg(Method):
-    """Also what FedBE, FedAvg+SWAG and FedPA are made of: they differ in what is added to it."""
+    """SGD on every client, the weighted mean of their models.
+
+    Also what FedBE, FedAvg+SWAG and FedPA are made of: they differ in what is added to it.
+    """
 
     name = "fedavg"
     Settings: ClassVar[type[Section]] = FedAvgSettings
@@ -120,6 +122,7 @@ class FedAvg(Method):
         seed_dropout(network.module, generator)
         base = settings.rate * rate_factor(config, state.round + 1)
         shift = label_shift(shard.labels, len(config.dataset.classes), config.client.label_shift)
+        weights = class_weights(config, shard.labels)
         outliers = outlier_term(config, state.round + 1, client, self.device)
         for epoch in range(config.client.epochs):
             rate = step_rate(base, epoch, settings.rate_step, settings.rate_gamma)
@@ -127,16 +130,23 @@ class FedAvg(Method):
             for inputs, rows in shard.batches(config.client.batch_size, generator):
                 if cancelled():
                     raise LocalUpdateCancelled("told to stop: the round's deadline has passed")
-                loss = self._loss(inputs, shard.labels[rows], shift, outliers)
+                loss = self._loss(inputs, shard.labels[rows], shift, weights, outliers)
                 self._sgd_step(network.backward(loss), rate)
                 total += len(rows) * loss.detach()
                 after_step()
             yield float(total) / len(shard)
 
-    def _loss(self, inputs: Tensor, labels: Tensor, shift: Tensor | None, outliers: OutlierTerm | None) -> Tensor:
-        """CE(y, softmax(f + τ log π_k)), plus λ_o CE(uniform, softmax f(x̃)) in rounds with outliers x̃."""
+    def _loss(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        shift: Tensor | None,
+        weights: Tensor | None,
+        outliers: OutlierTerm | None,
+    ) -> Tensor:
+        """w_y CE(y, softmax(f + τ log π_k)), plus λ_o CE(uniform, softmax f(x̃)) in rounds with outliers x̃."""
         logits, penalty = logits_and_penalty(self.network.module, inputs, outliers)
-        loss = F.cross_entropy(shifted(logits, shift), labels)
+        loss = label_loss(logits, labels, shift, weights)
         return loss if penalty is None else loss + penalty
 
     @torch.no_grad()

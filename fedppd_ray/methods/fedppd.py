@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from fedppd_ray.bayes.distill import noisy, student_step
 from fedppd_ray.bayes.ensemble import server_distillation
-from fedppd_ray.bayes.likelihood import label_shift, shifted
+from fedppd_ray.bayes.likelihood import label_loss, label_shift
 from fedppd_ray.bayes.samplers import Sampler
 from fedppd_ray.config.schema import Config, for_rows, settings_of
 from fedppd_ray.config.section import Section
@@ -28,7 +28,7 @@ from fedppd_ray.federation.momentum import with_momentum
 from fedppd_ray.federation.types import ClientUpdate, GlobalState, Models
 from fedppd_ray.methods.base import Aggregation, LocalResult, Method, NetworkConfig, Row, ServerResult
 from fedppd_ray.methods.paper import LOCAL, SAMPLING, SERVER, authors, figures
-from fedppd_ray.methods.settings import DistillConfig, check_distill, rate_factor
+from fedppd_ray.methods.settings import DistillConfig, check_distill, class_weights, rate_factor
 from fedppd_ray.methods.student import StudentConfig, StudentPlan, check_student, plan_student, student_by_rounds
 from fedppd_ray.methods.teacher import TeacherConfig, build_sampler, check_sampler, labels_of, log_posterior
 from fedppd_ray.models.flat import FlatModel, Vector
@@ -39,7 +39,9 @@ ROLES = ("teacher", "student")
 
 
 class ServerConfig(Section):
-    aggregate: Literal["average", "distill"] = "average"
+    aggregate: Literal["average", "distill"] = Field(
+        default="average", description="distill: on unlabelled rows of the server, see data.server_pool"
+    )
     distill: DistillConfig = DistillConfig()
 
 
@@ -57,6 +59,7 @@ class _Chain:
     prior_precision: float
     sampler: Sampler
     shift: Tensor | None  # τ log π_k, of the client's labels
+    weights: Tensor | None  # w_c, of the client's labels
     student: StudentPlan
     generator: torch.Generator
     cancelled: Callable[[], bool]
@@ -67,6 +70,8 @@ class _Chain:
 
 
 class FedPPD(Method):
+    """Clients sample their posterior and distil its predictive distribution into a student."""
+
     name = "fedppd"
     Settings: ClassVar[type[Section]] = FedPPDSettings
 
@@ -160,7 +165,7 @@ class FedPPD(Method):
                 continue
             loss = run_epoch(shard, chain, epoch)
             if self.settings.teacher.send == "map":
-                density = log_posterior(teacher, shard, chain.prior_precision, chain.shift)
+                density = log_posterior(teacher, shard, chain.prior_precision, chain.shift, chain.weights)
                 if best is None or density > best_density:
                     best, best_density = teacher.export(), density
         metrics = {"distillation_loss": loss}
@@ -173,12 +178,14 @@ class FedPPD(Method):
         config, teacher, rows = self.config, self.settings.teacher, len(shard)
         rate = teacher.rate * rate_factor(config, round_id)
         shift = label_shift(labels_of(shard), len(config.dataset.classes), config.client.label_shift)
+        weights = class_weights(config, labels_of(shard))
         return _Chain(
             rows=rows,
             prior_precision=for_rows(teacher.prior_precision, rows),
             sampler=build_sampler(teacher, rate=rate, epochs=config.client.epochs, rows=rows),
             shift=shift,
-            student=plan_student(config, self.settings.student, client, round_id, shift, self.device),
+            weights=weights,
+            student=plan_student(config, self.settings.student, client, round_id, shift, weights, self.device),
             generator=generator_for(config.seed, "local", round_id, client, self.device),
             cancelled=cancelled,
         )
@@ -221,7 +228,7 @@ class FedPPD(Method):
     def _sample(self, inputs: Tensor, labels: Tensor, chain: _Chain, epoch: int) -> None:
         teacher = self.networks_by_role["teacher"]
         teacher.module.train()
-        gradient = teacher.backward(F.cross_entropy(shifted(teacher.module(inputs), chain.shift), labels))
+        gradient = teacher.backward(label_loss(teacher.module(inputs), labels, chain.shift, chain.weights))
         chain.sampler.step(teacher.weights, gradient, epoch=epoch, generator=chain.generator)
 
     # ---- server

@@ -22,10 +22,12 @@ from fedppd_ray.seeding import numpy_generator_for
 class StudentConfig(NetworkConfig):
     """The network that learns the predictive distribution."""
 
-    rate: float = Field(default=0.055, gt=0)
-    weight_decay: float = Field(default=1e-4, ge=0)
+    rate: float = Field(default=0.055, gt=0, description="of the student's SGD")
+    weight_decay: float = Field(default=1e-4, ge=0, description="of the student's SGD")
     input_noise: float = Field(default=0.001, ge=0, description="std on normalised inputs")
-    distill_every: Literal["epoch", "iteration"] = "epoch"
+    distill_every: Literal["epoch", "iteration"] = Field(
+        default="epoch", description="distil after each epoch of the chain, or after each of its steps"
+    )
     label_weight: float = Field(
         default=0.0, ge=0, le=1, description="λ: share of the labels in the loss; 0: the teacher's predictions alone"
     )
@@ -62,6 +64,7 @@ class StudentPlan:
     classes: int
     label_weight: float
     shift: Tensor | None  # τ log π_k
+    weights: Tensor | None  # w_c
     mixup: float
     mixing: np.random.Generator
     outliers: OutlierTerm | None
@@ -74,18 +77,30 @@ class StudentPlan:
         if self.label_weight == 0:
             return None
         targets = F.one_hot(labels, self.classes).float()
+        if self.weights is not None:
+            targets = targets * self.weights
         return LabelTerm(self.label_weight, targets if mix is None else mix.of(targets), self.shift)
 
 
 def plan_student(
-    config: Config, student: StudentConfig, client: str, round_id: int, shift: Tensor | None, device: torch.device
+    config: Config,
+    student: StudentConfig,
+    client: str,
+    round_id: int,
+    shift: Tensor | None,
+    weights: Tensor | None,
+    device: torch.device,
 ) -> StudentPlan:
-    """`shift` is the client's τ log π_k, which its teacher has too."""
+    """`shift` is the client's τ log π_k and `weights` its w_c, which its teacher has too.
+
+    Weights count in the term of the labels alone: what the teacher predicts for a row, the student should as well.
+    """
     return StudentPlan(
         rate=student.rate * rate_factor(config, round_id),
         classes=len(config.dataset.classes),
         label_weight=student.label_weight_in(round_id, config.federation.rounds),
         shift=shift,
+        weights=weights,
         mixup=student.mixup,
         mixing=numpy_generator_for(config.seed, "mixup", round_id, client),
         outliers=outlier_term(config, round_id, client, device),

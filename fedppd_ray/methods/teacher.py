@@ -20,13 +20,19 @@ from fedppd_ray.models.flat import FlatModel
 class TeacherConfig(NetworkConfig):
     """The chain that samples. T = 1 is the Bayes posterior; the authors ran SGLD with T = 4/N."""
 
-    sampler: Literal["sgld", "cyclical", "sghmc", "psgld"] = "sgld"
+    sampler: Literal["sgld", "cyclical", "sghmc", "psgld"] = Field(default="sgld", description="how the chain moves")
     rate: float = Field(default=0.045, gt=0, description="step size η; sghmc drifts by η/friction a step, others η/2")
     rate_step: int = Field(default=2, ge=1, description="StepLR: local epochs between two decays; not in cyclical")
-    rate_gamma: float = Field(default=0.85, gt=0, le=1)
-    temperature: RowScaled = "4/N"
-    prior_precision: RowScaled = "1e-4*N"
-    send: Literal["map", "last"] = "map"
+    rate_gamma: float = Field(default=0.85, gt=0, le=1, description="StepLR: factor of a decay")
+    temperature: RowScaled = Field(
+        default="4/N", description="T of the posterior: 1 is Bayes', 0 no noise; 4/N scales with the client's N rows"
+    )
+    prior_precision: RowScaled = Field(
+        default="1e-4*N", description="τ of the Gaussian prior on the weights; *N and /N scale with the client's rows"
+    )
+    send: Literal["map", "last"] = Field(
+        default="map", description="map: the sample of the highest posterior density; last: the last one"
+    )
     sampling_epochs: int | None = Field(
         default=None, ge=1, description="cyclical, psgld: last local epochs, which sample; null: half, rounded up"
     )
@@ -91,16 +97,24 @@ def _step_lr(base: float, every: int, gamma: float, epoch: int) -> float:
 
 
 @torch.no_grad()
-def log_posterior(teacher: FlatModel, shard: Shard, prior_precision: float, shift: Tensor | None = None) -> float:
+def log_posterior(
+    teacher: FlatModel,
+    shard: Shard,
+    prior_precision: float,
+    shift: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> float:
     """log p(D | θ) + log p(θ), up to a constant: on all rows, unperturbed and not augmented, without dropout.
 
-    `shift` is τ log π_k of the label-shift likelihood.
+    `shift` is τ log π_k of the label-shift likelihood, `weights` are the w_c of class weights.
     """
     teacher.module.eval()
     total = log_prior(teacher.weights, prior_precision)
     for rows in torch.arange(len(shard), device=shard.device).split(BATCH):
         log_p = torch.log_softmax(shifted(teacher.module(shard.inputs(rows)), shift), 1)
-        total += float(log_p.gather(1, labels_of(shard)[rows][:, None]).sum(dtype=torch.float64))
+        labels = labels_of(shard)[rows]
+        found = log_p.gather(1, labels[:, None])
+        total += float((found if weights is None else weights[labels][:, None] * found).sum(dtype=torch.float64))
     return total
 
 

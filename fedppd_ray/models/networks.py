@@ -47,7 +47,7 @@ def convolve_twice(x: Tensor, first: nn.Conv2d, second: nn.Conv2d) -> Tensor:
 
     Fewer maps in between than a vector register holds leave the CPU's kernels scalar tails, in pooling above all. Maps
     of zeros that fill it up change nothing and save an eighth of a step of the CIFAR-10 teacher (6 maps). To fill up
-    10 or 20 maps does not pay.
+    10 or 20 maps does not help.
     """
     missing = _VECTOR - first.out_channels
     if missing <= 0 or first.bias is None:

@@ -114,11 +114,7 @@ class Mirror:
 
     def pull(self, folder: Path, wanted: re.Pattern[str]) -> None:
         """Copy the files of these names into the folder."""
-        try:
-            found = self._try(partial(self._files.find, self._root), _READ_PAUSES)
-        except FileNotFoundError:
-            raise CheckpointError(f"{self.url}: no such bucket; create it, or mend the URL") from None
-        for name in sorted(path.removeprefix(f"{self._root}/") for path in found):
+        for name in self.names():
             if wanted.fullmatch(name):
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -145,6 +141,23 @@ class Mirror:
                 raise CheckpointError(f"{self.url}: no such bucket any more") from None
             self._pushed[name] = stamp
 
+    def names(self) -> list[str]:
+        """All files there are, sorted."""
+        try:
+            found = self._try(partial(self._files.find, self._root), _READ_PAUSES)
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.url}: no such bucket; create it, or mend the URL") from None
+        return sorted(path.removeprefix(f"{self._root}/") for path in found)
+
+    def write(self, name: str, content: bytes, *, new: bool = False) -> bool:
+        """One object, whole. With `new`, only where there is none; returns whether it was written."""
+        options = {"mode": "create"} if new else {}
+        try:
+            self._try(partial(self._files.pipe_file, self._path(name), content, **options), _PUSH_PAUSES)
+        except FileExistsError:
+            return False
+        return True
+
     def remove(self, names: Iterable[str]) -> None:
         """Delete these files, in this order, where they are."""
         for name in names:
@@ -162,7 +175,7 @@ class Mirror:
         while True:
             try:
                 return work()
-            except FileNotFoundError:
+            except (FileNotFoundError, FileExistsError):
                 raise
             except Exception as error:  # the client library's errors share no base
                 wait = None if _is_final(error) else next(waits, None)

@@ -5,14 +5,15 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedppd_ray.config.file import load_stored
+from fedppd_ray.config.file import Overrides, load_stored
 from fedppd_ray.config.identity import binding, config_hash, conflicts
 from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import CheckpointError
@@ -23,6 +24,7 @@ from fedppd_ray.runs.layout import (
     ANY_CHECKPOINT,
     CARD,
     CHECKPOINTS,
+    CLIENT_FIGURES,
     CLIENTS,
     CONFIG,
     MANIFEST,
@@ -35,6 +37,7 @@ from fedppd_ray.runs.layout import (
     checkpoint_of,
     student_file,
 )
+from fedppd_ray.runs.lock import locked
 from fedppd_ray.runs.remote import Mirror
 
 log = logging.getLogger(__name__)
@@ -52,6 +55,23 @@ class RunStore:
 
     def exists(self) -> bool:
         return (self.folder / CONFIG).exists()
+
+    def require_run(self) -> None:
+        if not self.exists():
+            raise CheckpointError(f"{self._name} holds no run to resume; leave --resume out to start one")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """This process alone writes here. At a URL nobody is kept out: object storage has no locks."""
+        if self._mirror:
+            yield
+            return
+        try:
+            make_folder(self.folder)
+        except OSError as error:
+            raise CheckpointError(f"{self._name} cannot be made ({error.strerror}); choose another --out") from None
+        with locked(self.folder):
+            yield
 
     def has_rounds(self) -> bool:
         """Whether anything was computed that another configuration would contradict."""
@@ -78,8 +98,7 @@ class RunStore:
 
     def resume(self, config: Config) -> GlobalState | None:
         """The newest sound state, or None if no round was finished; metrics are cut back to match."""
-        if not self.exists():
-            raise CheckpointError(f"{self._name} holds no run to resume; leave --resume out to start one")
+        self.require_run()
         self._require_same(config)
         make_folder(self._checkpoints)
         for leftover in self._checkpoints.glob(f"{UNFINISHED}*"):
@@ -107,10 +126,11 @@ class RunStore:
         self._push(CONFIG, METRICS)
         return state
 
-    def config(self) -> Config:
+    def config(self, overrides: Overrides = ()) -> Config:
+        """As it was stored, or with some of its keys changed."""
         if not self.exists():
             raise CheckpointError(f"{self._name} is no run folder: it has no {CONFIG}")
-        return load_stored(self.folder / CONFIG)
+        return load_stored(self.folder / CONFIG, overrides)
 
     def _write_config(self, config: Config) -> None:
         text = yaml.safe_dump(config.values(), sort_keys=False)
@@ -195,7 +215,22 @@ class RunStore:
             values = json.loads(path.read_text(encoding="utf-8"))["clients"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error}); resume the run to mend it") from None
-        return [ClientInfo(value["client"], value["rows"], tuple(value["class_counts"])) for value in values]
+        return [
+            ClientInfo(value["client"], value["rows"], tuple(value["class_counts"]), tuple(value.get("holds", ())))
+            for value in values
+        ]
+
+    def save_client_figures(self, round_id: int, figures: Mapping[str, Any]) -> None:
+        """What clients say of the student of this round, on rows that they keep back."""
+        write_json(self.folder / CLIENT_FIGURES, {"round": round_id, **figures})
+
+    def client_figures(self, round_id: int) -> dict[str, Any]:
+        """Of the student of this round; {} where nothing is known."""
+        try:
+            found = dict(json.loads((self.folder / CLIENT_FIGURES).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return {}
+        return found if found.pop("round", None) == round_id else {}
 
     # ---- mirror
 
@@ -210,7 +245,7 @@ class RunStore:
         would export nothing.
         """
         checkpoint = f"{CHECKPOINTS}/{checkpoint_of(round_id)}"
-        student = (student_file(WEIGHTS), student_file(SIGNATURE), student_file(CARD), SITE_FIGURES)
+        student = (student_file(WEIGHTS), student_file(SIGNATURE), student_file(CARD), SITE_FIGURES, CLIENT_FIGURES)
         state = (f"{checkpoint}/{STATE}", f"{checkpoint}/{MANIFEST}")
         try:
             self._push(CLIENTS, *student, *state, METRICS)

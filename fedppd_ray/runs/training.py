@@ -3,32 +3,43 @@
 The loop in `run_rounds` is all there is: every round is accepted, recorded and saved before the next begins.
 """
 
+import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.config.nouns import FOLDER
+from fedppd_ray.config.schema import Config
+from fedppd_ray.config.table import TABLE
 from fedppd_ray.errors import FedPPDError, ServerLostError
+from fedppd_ray.evaluation.by_clients import with_sets
 from fedppd_ray.evaluation.calibration import Calibration, calibrate, needs_network
+from fedppd_ray.evaluation.federated import calibrate_by_asking
 from fedppd_ray.evaluation.metrics import Metrics, metrics_of
+from fedppd_ray.evaluation.own_rows import as_sites, question_for
+from fedppd_ray.federation.concerns import concerns
 from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.failure_policy import FailurePolicy
 from fedppd_ray.federation.observer import Observer
 from fedppd_ray.federation.round import federated_round, select_clients
-from fedppd_ray.federation.types import GlobalState, RoundReport
+from fedppd_ray.federation.types import ClientInfo, GlobalState, RoundReport
+from fedppd_ray.inference.abstention import never_abstains
 from fedppd_ray.inference.held_out import HeldOut
 from fedppd_ray.inference.predictor import NetworkPredictor, Predictor, network_predictor
 from fedppd_ray.inference.scores import Floats, Outputs
 from fedppd_ray.methods import build_method
 from fedppd_ray.methods.base import Method
+from fedppd_ray.runs.clock import now
 from fedppd_ray.runs.export import export_student
 from fedppd_ray.runs.store import RunStore
 from fedppd_ray.workers.asked import TEACHER
 
+log = logging.getLogger("fedppd")
 _SERVER_RESTARTS = 3
 
 
@@ -43,6 +54,8 @@ class Training:
     clock: Callable[[], float] = time.monotonic
     _method: Method = field(init=False)
     _held_out: HeldOut = field(init=False)
+    _clients: Sequence[ClientInfo] = field(init=False, default=())
+    _warned: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         # For labels of held-out rows and for the export; the networks cost a few megabytes.
@@ -52,11 +65,13 @@ class Training:
     def run_rounds(self, start: GlobalState | None) -> None:
         """Every round after `start` (None: from the initialisation)."""
         config, federation, server = self.config, self.config.federation, self.executor.server
-        clients = client_ids(federation.clients)
+        clients = config.client_names
         server.install(start)
         first = start.round + 1 if start else 1
         described = self.executor.clients.describe()
         self.store.save_clients(described)
+        self._clients = described
+        self._say_concerns(described)
         self.observer.run_started(config, first, described)
         state = server.state()
         for round_id in range(first, federation.rounds + 1):
@@ -73,6 +88,14 @@ class Training:
             record = {**_record(report, scores, self.clock() - began, self._bytes(before)), **more}
             self.store.save(state, config, record)
             self.observer.round_finished(record)
+
+    def _say_concerns(self, described: Sequence[ClientInfo]) -> None:
+        """Of data that users bring; the others are known, and dealt as they are on purpose."""
+        info = self.config.dataset
+        if info.name in (FOLDER, TABLE):
+            in_test = np.bincount(self._held_out.labels("test"), minlength=len(info.classes)).tolist()
+            for concern in concerns(info.classes, described, in_test):
+                log.warning(concern)
 
     def _round(self, round_id: int, selected: Sequence[str], state: GlobalState) -> RoundReport:
         """A round; if the server dies, the same round again from the state before it: the same bits."""
@@ -117,7 +140,7 @@ class Training:
         student = self._method.student(state.models)
         network = network_predictor(student)
         own = None if self._method.one_network else network
-        calibration = self._calibrate(state.round, network)
+        calibration = self._calibrate(state, network)
         more = {} if calibration.nll is None else {"calibration_nll": calibration.nll}
         if self.config.evaluation.export == "best" and not self._improves(calibration.nll):
             return more
@@ -132,20 +155,51 @@ class Training:
             calibration.abstention,
             calibration.entry(),
         )
+        if (warning := never_abstains(card)) and not self._warned:
+            log.warning(warning)
+            self._warned = True
+        self._ask_clients(state, card)
         self.observer.exported(state.round, card)
         return more
 
-    def _calibrate(self, round_id: int, network: NetworkPredictor) -> Calibration:
-        """By the method's own predictions, which are the network's; here, where a score needs more than these."""
+    def _ask_clients(self, state: GlobalState, card: Mapping[str, Any]) -> None:
+        """How the student does at each client that keeps rows back: kept beside the export."""
+        kept = any(section.held_out for section in self.config.clients.values())
+        if not (kept or self.config.data.kept_by_clients):
+            return
+        if found := as_sites(self.executor.clients.ask(question_for(card), state)):
+            self.store.save_client_figures(state.round, found)
+
+    @property
+    def _classes(self) -> int:
+        return len(self.config.dataset.classes)
+
+    def _calibrate(self, state: GlobalState, network: NetworkPredictor) -> Calibration:
+        """By the method's own predictions, which are the network's; here, where a score needs more than these.
+
+        Where clients keep rows back, by asking them.
+        """
+        round_id = state.round
+        if self.config.data.kept_by_clients:
+            ask, evaluation = partial(self.executor.clients.ask, state=state), self.config.evaluation
+            found = calibrate_by_asking(evaluation, ask, self._classes)
+            return with_sets(found, evaluation, self.config.dataset.classes, ask)
         labels = self._held_out.labels("calibration")
         if not len(labels):
-            known = Outputs(np.empty((0, len(self.config.dataset.classes))))
+            known = Outputs(np.empty((0, self._classes)))
         elif self._method.one_network and not needs_network(self.config.evaluation):
             known = Outputs(self._predict("calibration", round_id))
         else:
             known = self._held_out.outputs(network, "calibration")
             self._finite(known.log_probabilities, "calibration", round_id)
-        return calibrate(self.config.evaluation, known, labels, lambda: self._held_out.outputs(network, "outliers"))
+        return calibrate(
+            self.config.evaluation,
+            known,
+            labels,
+            lambda: self._held_out.outputs(network, "outliers"),
+            self.config.dataset.classes,
+            self._clients,
+        )
 
     def _improves(self, nll: float | None) -> bool:
         """Whether no earlier round has a lower NLL on the calibration rows."""
@@ -169,6 +223,7 @@ def _record(report: RoundReport, scores: Metrics | None, seconds: float, traffic
     delivered, failed = len(report.accepted), len(report.failures)
     return {
         "round": report.round,
+        "time": now(),
         **metrics,
         "seconds": round(seconds, 3),
         "clients": delivered,

@@ -13,7 +13,9 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError
 from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import ServerLostError
 from fedppd_ray.federation.executor import Arrival, Lost
-from fedppd_ray.federation.types import ClientInfo, Receipt
+from fedppd_ray.federation.types import ClientInfo, GlobalState, Receipt
+from fedppd_ray.inference.questions import Answer, Question
+from fedppd_ray.runtime.asking import Asking
 from fedppd_ray.runtime.bundles import bundle_size
 from fedppd_ray.runtime.hosts import Host, Hosts, reason
 from fedppd_ray.runtime.server_link import AHEAD, RayServerLink, Weights
@@ -38,6 +40,7 @@ class RayClientPool:
         self._config = config
         self._hosts = hosts
         self._server = server
+        self._asking = Asking(hosts, config.resources.start_timeout_s)
         self._state_ref: Any = None
         self._round = 0
         self._deadline: float | None = None
@@ -55,6 +58,9 @@ class RayClientPool:
 
     def describe(self) -> list[ClientInfo]:
         return self._hosts.describe()
+
+    def ask(self, question: Question, state: GlobalState) -> dict[str, Answer]:
+        return self._asking.ask(question, state)
 
     def open(self, round_id: int, published: object) -> None:
         self._forget_round()

@@ -11,25 +11,27 @@ from types import FrameType
 
 import ray
 
-from fedppd_ray.config.schema import Config, client_ids
+from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import ConfigError, ResourceError
 from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.observer import Observer, Observers
 from fedppd_ray.federation.types import GlobalState
 from fedppd_ray.models.networks import check_networks
+from fedppd_ray.runs.journal import note_start
 from fedppd_ray.runs.remote import Location, absolute, open_to_train
 from fedppd_ray.runs.store import RunStore
 from fedppd_ray.runs.training import Training
 from fedppd_ray.runtime.gauges import GaugeObserver
 from fedppd_ray.runtime.ray_executor import RayExecutor
 from fedppd_ray.runtime.site_actors import RayBox
-from fedppd_ray.sites.coordinator import Listen, SiteObserver, open_door, run_id, wait_for_sites
+from fedppd_ray.sites.coordinator import Listen, SiteObserver, open_door, options_of, run_id, wait_for_sites
 from fedppd_ray.sites.guests import Guests
 from fedppd_ray.sites.mailbox import Box, Mailbox
 from fedppd_ray.sites.pool import SiteExecutor
 from fedppd_ray.sites.work import told_config
 from fedppd_ray.workers.serial import SerialExecutor
 
+log = logging.getLogger("fedppd")
 _CONNECT_S = 10.0
 
 
@@ -44,33 +46,44 @@ def train(
     serial: bool = False,
     acquisition_states: Sequence[GlobalState] = (),
     listen: Listen | None = None,
+    command: str | None = None,
 ) -> None:
     """A run from its first, or its last saved, round to the end; `out` is a folder or a URL.
 
     `listen`: where sites join, if some clients are sites. `acquisition_states`, active learning: the global models by
-    which the clients have chosen rows to label, in order.
+    which the clients have chosen rows to label, in order. `command`: the command line, for the run's journal.
     """
     check_networks(config)
     _check_door(config, listen)
     try:
         with open_to_train(out) as run:
             store = RunStore(run.folder, run.mirror)
-            if resume or (resume_if_exists and store.exists()):
-                start = store.resume(config)
-            else:
-                store.create(config)
-                start = None
-            if start is None or start.round < config.federation.rounds:
-                watching = [observer]
-                with _executor(config, address, serial, acquisition_states, _run_of(config, out, listen)) as executor:
-                    if not serial:
-                        watching.append(GaugeObserver())
-                    with _door(config, listen, executor, store.folder) as others:
-                        Training(config, store, executor, Observers(*watching, *others)).run_rounds(start)
+            if resume:
+                store.require_run()  # before the lock, which would make its folder
+            with store.locked():
+                start = _start(config, store, resume or (resume_if_exists and store.exists()))
+                if start is not None and start.round >= config.federation.rounds:
+                    log.info("all %d rounds are done; a higher federation.rounds goes on", start.round)
+                else:
+                    options = options_of(address, serial, listen)
+                    run.push([note_start(run.folder, command, options, start.round + 1 if start else 1)])
+                    with _executor(
+                        config, address, serial, acquisition_states, _run_of(config, out, listen)
+                    ) as executor:
+                        watching = [observer] if serial else [observer, GaugeObserver()]
+                        with _door(config, listen, executor, store.folder) as others:
+                            Training(config, store, executor, Observers(*watching, *others)).run_rounds(start)
     except BaseException as error:
         observer.run_failed(error)
         raise
     observer.run_finished()
+
+
+def _start(config: Config, store: RunStore, resume: bool) -> GlobalState | None:
+    if resume:
+        return store.resume(config)
+    store.create(config)
+    return None
 
 
 def _check_door(config: Config, listen: Listen | None) -> None:
@@ -106,7 +119,7 @@ def _door(config: Config, listen: Listen | None, executor: Executor, folder: Pat
 def _executor(
     config: Config, address: str | None, serial: bool, acquisition_states: Sequence[GlobalState], run: str
 ) -> Iterator[Executor]:
-    clients = client_ids(config.federation.clients)
+    clients = config.client_names
     _stop_on_sigterm()
     if serial and run:
         patience = config.resources.start_timeout_s

@@ -239,10 +239,23 @@ class Hosts:
 
     # ---- evaluation
 
+    def askable(self) -> list[tuple[Host, list[str]]]:
+        """Hosts that are there, and of which clients each is asked: those of several hosts are shared out."""
+        told: dict[Host, list[str]] = {}
+        for place, client in enumerate(sorted(self._of)):
+            there = [host for host in self._of[client] if host.ping is None and not _still_late(host)]
+            if there:
+                told.setdefault(there[place % len(there)], []).append(client)
+        return list(told.items())
+
     def evaluators(self) -> list[Any]:
         """Handles of living actors that see the public data, at most one a core."""
         fit = [host.handle for host in self._hosts if not host.has_own_data and host.ping is None and host.late is None]
         return fit[: max(1, int(sum(node.cpus for node in self._nodes)))]
+
+
+def _still_late(host: Host) -> bool:
+    return host.late is not None and not ray.wait([host.late], timeout=0, fetch_local=False)[0]
 
 
 def _takes_core(host: Host) -> bool:

@@ -14,6 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from fedppd_ray.config.schema import Config
 from fedppd_ray.federation.types import ClientInfo, GlobalState, Models, Receipt
+from fedppd_ray.inference.questions import Answer, Question
 from fedppd_ray.sites.mailbox import BoxAway, Mailbox
 from fedppd_ray.sites.wire import Ask, Commit, Offer, Task
 from fedppd_ray.sites.work import told_config
@@ -34,6 +35,10 @@ class RaySite:
         metrics = {**update.receipt.metrics, "seconds": time.perf_counter() - began}
         receipt = update.receipt
         return [Receipt(receipt.client, receipt.round, receipt.rows, metrics)], [update.models]
+
+    def answers(self, question: Question, state: GlobalState, _clients: Sequence[str]) -> dict[str, Answer]:
+        found = self._box.ask_about(state, question)
+        return {} if found is None else {self._box.client: found}
 
     def describe(self, _clients: Sequence[str]) -> list[ClientInfo]:
         return [self._box.info() or ClientInfo(self._box.client, 0, ())]
@@ -96,6 +101,9 @@ class RayBox:
 
     def deliver(self, commit: Commit, models: Mapping[str, Any]) -> bool:
         return self._call("deliver", commit, models)
+
+    def tell(self, task: Task, numbers: Answer | None) -> bool:
+        return self._call("tell", task, numbers)
 
     def fail(self, task: Task, reason: str, refused: bool) -> bool:
         return self._call("fail", task, reason, refused)

@@ -7,19 +7,23 @@ delivered, an upload goes on where it stopped, and the same work gives the same 
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedppd_ray.errors import ConfigError, DataError, FedPPDError
 from fedppd_ray.federation.types import ClientInfo, GlobalState
+from fedppd_ray.inference.questions import question_of
 from fedppd_ray.runs.files import write_atomically
 from fedppd_ray.runs.layout import CARD, SIGNATURE, STUDENT, WEIGHTS
 from fedppd_ray.runs.signature import export_refusal
 from fedppd_ray.sites import identity, wire
 from fedppd_ray.sites.home import Home, Joined, Spooled
 from fedppd_ray.sites.line import AwayError, Line, RefusedError, StoppedError, hello
+from fedppd_ray.sites.policy import Policy
 from fedppd_ray.sites.tls import Tls
 from fedppd_ray.sites.work import Rows, Work, identity_of_run, name_of_work, taken_config
 
@@ -97,10 +101,11 @@ class Agent:
     def _ask(self) -> wire.Answer | None:
         """None: nobody is there now."""
         policy = self._home.policy()
-        ask = wire.Ask(wait_s=wire.LONGEST_WAIT_S)
+        ask = wire.Ask(wait_s=wire.LONGEST_WAIT_S, answers=policy.figures)
         if self._info is not None:
+            told = {"rows": policy.told_rows(self._info.rows)}
             counts = self._info.class_counts if policy.class_counts else ()
-            ask = wire.Ask(wait_s=wire.LONGEST_WAIT_S, rows=policy.told_rows(self._info.rows), class_counts=counts)
+            ask = ask.model_copy(update={**told, "class_counts": counts})
         try:
             answer = self._line.tell_once("/ask", ask, wire.Answer)
         except AwayError as error:
@@ -125,8 +130,9 @@ class Agent:
     def _handle(self, offer: wire.Offer) -> None:
         task = offer.task
         try:
-            update = self._prepare(offer)
-            if update is not None:
+            if offer.question is not None:
+                self._answer(offer, offer.question)
+            elif (update := self._prepare(offer)) is not None:
                 self._release(offer, update)
         except RefusedError as error:
             if error.status in (401, 426):
@@ -138,12 +144,8 @@ class Agent:
         except FedPPDError as error:
             self._say_no(task, str(error), refused=False)
 
-    def _prepare(self, offer: wire.Offer) -> Spooled | None:
-        """The update of this offer: kept from before, or made now; None where there is none to send."""
-        policy = self._home.policy()
-        name = name_of_work(offer, self._rows, policy)
-        if kept := self._home.spooled(name):
-            return kept
+    def _allowed(self, offer: wire.Offer, policy: Policy) -> Work | None:
+        """The worker for this offer; None, once that was said, where the policy says no."""
         try:
             why = policy.refusal_of(taken_config(offer.config, offer.client, self._rows))
             if why is None:
@@ -155,6 +157,38 @@ class Agent:
             return None
         if why is not None:
             self._say_no(offer.task, f"its policy says no: {why}", refused=True)
+            return None
+        return work
+
+    def _answer(self, offer: wire.Offer, told: Mapping[str, Any]) -> None:
+        """A question about rows that are kept back: the sums that answer it, written down first, then sent."""
+        policy, task = self._home.policy(), offer.task
+        if not policy.figures:
+            self._say_no(task, "its policy says no: figures: nothing is told of rows that are kept back", refused=True)
+            return
+        work = self._allowed(offer, policy)
+        if work is None:
+            return
+        models = wire.decode(self._line.fetch(offer.state, task, _MOST_BYTES))
+        try:
+            answer = work.answer(question_of(told), GlobalState(task.round - 1, models))
+        except ValueError as error:
+            self._say_no(task, str(error), refused=False)
+            return
+        message = wire.Told.of(task, answer)
+        if answer is not None:
+            numbers = sum(array.size for array in answer.values())
+            self._home.record("answer", run=task.run, round=task.round - 1, question=dict(told), numbers=numbers)
+        self._line.tell("/answers", message, wire.Wanted, task)
+
+    def _prepare(self, offer: wire.Offer) -> Spooled | None:
+        """The update of this offer: kept from before, or made now; None where there is none to send."""
+        policy = self._home.policy()
+        name = name_of_work(offer, self._rows, policy)
+        if kept := self._home.spooled(name):
+            return kept
+        work = self._allowed(offer, policy)
+        if work is None:
             return None
         models = wire.decode(self._line.fetch(offer.state, offer.task, _MOST_BYTES))
         log.info("round %d/%d: training", offer.task.round, work.config.federation.rounds)

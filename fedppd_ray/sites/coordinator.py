@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,23 @@ def parse_listen(
         if path is not None and not path.is_file():
             raise ConfigError(f"{option} {path}: no such file")
     return Listen(host.strip("[]"), int(port), certificate, key, guests, client_authority)
+
+
+def options_of(address: str | None, serial: bool, listen: Listen | None) -> dict[str, Any]:
+    """How a process works on a run, as the run's journal keeps it for the one that goes on."""
+    door = {} if listen is None else {key: _kept(value) for key, value in asdict(listen).items()}
+    return {"address": address, "serial": serial, "listen": door or None}
+
+
+def listen_again(door: Mapping[str, Any]) -> Listen:
+    """The same door once more."""
+    paths = {key: Path(door[key]) for key in ("certificate", "key", "guests")}
+    authority = door.get("client_authority")
+    return Listen(str(door["host"]), int(door["port"]), **paths, client_authority=authority and Path(authority))
+
+
+def _kept(value: object) -> object:
+    return str(value.absolute()) if isinstance(value, Path) else value
 
 
 def run_id(config: Config, out: str, key: Key) -> str:

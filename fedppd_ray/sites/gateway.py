@@ -62,6 +62,7 @@ class Gateway:
             ("POST", "/updates", self._announce, message),
             ("PUT", "/updates/{digest}", self._piece, piece),
             ("POST", "/commit", self._commit, message),
+            ("POST", "/answers", self._tell, message),
             ("POST", "/fail", self._fail, message),
             ("GET", "/student", self._student, message),
             ("POST", "/bye", self._bye, message),
@@ -248,6 +249,13 @@ class Gateway:
             raise Refusal(409, "nobody waits for this update")
         self._incoming.drop(call.site)
         return wire.Done(state="accepted")
+
+    def _tell(self, call: Call) -> Reply:
+        told = call.message(wire.Told)
+        try:
+            return wire.Wanted(wanted=self._box(call).tell(told.task, told.arrays()))
+        except wire.WireError as error:
+            raise Refusal(422, str(error)) from None
 
     def _fail(self, call: Call) -> Reply:
         fail = call.message(wire.Fail)

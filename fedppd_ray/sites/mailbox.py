@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from fedppd_ray.errors import FedPPDError, LocalUpdateCancelled
 from fedppd_ray.federation.types import ClientInfo, ClientUpdate, GlobalState, Receipt
+from fedppd_ray.inference.questions import Answer, Question
 from fedppd_ray.sites.wire import Ask, Body, Commit, Offer, Task, encode
 
 _LOOK_S = 1.0  # between two looks at whether a site is still alive
@@ -43,7 +44,15 @@ class Box(Protocol):
     def body(self, digest: str) -> bytes | None: ...
     def accepted(self, commit: Commit) -> bool: ...
     def deliver(self, commit: Commit, models: Mapping[str, Any]) -> bool: ...
+    def tell(self, task: Task, numbers: Answer | None) -> bool: ...
     def fail(self, task: Task, reason: str, refused: bool) -> bool: ...
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """To a question; None: there are too few rows to speak about."""
+
+    numbers: Answer | None
 
 
 @dataclass
@@ -52,7 +61,8 @@ class _Open:
 
     task: Task
     body: Body
-    answer: ClientUpdate | Exception | None = None
+    question: Mapping[str, Any] | None = None  # then an answer to it is waited for, and no update
+    answer: ClientUpdate | _Answered | Exception | None = None
 
 
 class Mailbox:
@@ -85,15 +95,30 @@ class Mailbox:
         with self._changed:
             if self._presence is None or not self._alive():
                 return None
-            return ClientInfo(self.client, self._presence.rows or 0, self._presence.class_counts)
+            counts = self._presence.class_counts
+            return ClientInfo(self.client, self._presence.rows or 0, counts, tuple(count > 0 for count in counts))
 
     def ask(self, state: GlobalState) -> ClientUpdate:
         """Block until the site answers, or is lost."""
+        found = self._wait_for(state, None)
+        if not isinstance(found, ClientUpdate):
+            raise TypeError("not an update")
+        return found
+
+    def ask_about(self, state: GlobalState, question: Question) -> Answer | None:
+        """The same of a question; None where it is not one that may be asked, or keeps too few rows back."""
+        with self._changed:
+            if self._presence is None or not self._presence.answers:
+                return None
+        found = self._wait_for(state, question.told())
+        return found.numbers if isinstance(found, _Answered) else None
+
+    def _wait_for(self, state: GlobalState, question: Mapping[str, Any] | None) -> ClientUpdate | _Answered:
         body, round_id = encode(state.models), state.round + 1
         with self._changed:
             self._attempts = {round_id: self._attempts.get(round_id, 0) + 1}
             task = Task(run=self._run, round=round_id, attempt=self._attempts[round_id])
-            mine = self._open = _Open(task, body)
+            mine = self._open = _Open(task, body, question)
             self._changed.notify_all()
             try:
                 while mine.answer is None and self._open is mine:
@@ -153,7 +178,13 @@ class Mailbox:
                 if left <= 0:
                     return None
                 self._changed.wait(left)
-            return Offer(task=waiting.task, client=self.client, config=self._config, state=waiting.body.blob)
+            return Offer(
+                task=waiting.task,
+                client=self.client,
+                config=self._config,
+                state=waiting.body.blob,
+                question=waiting.question,
+            )
 
     def _waiting(self) -> _Open | None:
         return self._open if self._open is not None and self._open.answer is None else None
@@ -186,11 +217,22 @@ class Mailbox:
         with self._changed:
             self._progress()
             waiting = self._answers(commit.task)
-            if waiting is None:
+            if waiting is None or waiting.question is not None:
                 return False
             receipt = Receipt(self.client, commit.task.round, commit.rows, dict(commit.metrics))
             waiting.answer = ClientUpdate(receipt, models)
             self._accepted = (commit.task.run, commit.task.round, commit.digest)
+            self._changed.notify_all()
+            return True
+
+    def tell(self, task: Task, numbers: Answer | None) -> bool:
+        """Whether anybody waited for this answer to a question."""
+        with self._changed:
+            self._progress()
+            waiting = self._answers(task)
+            if waiting is None or waiting.question is None:
+                return False
+            waiting.answer = _Answered(numbers)
             self._changed.notify_all()
             return True
 

@@ -4,13 +4,15 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from fedppd_ray.config.schema import Config, client_ids
-from fedppd_ray.errors import LocalUpdateCancelled
+from fedppd_ray.config.schema import Config
+from fedppd_ray.errors import FedPPDError, LocalUpdateCancelled
 from fedppd_ray.federation.executor import Arrival, Lost
 from fedppd_ray.federation.types import ClientInfo, GlobalState
+from fedppd_ray.inference.questions import Answer, Question
 from fedppd_ray.sites.mailbox import Mailbox
 from fedppd_ray.workers.client import ClientWorker
 from fedppd_ray.workers.serial import SerialClients, SerialEvaluator, SerialServer
@@ -35,6 +37,20 @@ class SiteClients:
         if self._local is not None:
             infos += self._local.describe()
         return sorted(infos, key=lambda info: info.client)
+
+    def ask(self, question: Question, state: GlobalState) -> dict[str, Answer]:
+        found = {} if self._local is None else self._local.ask(question, state)
+        with ThreadPoolExecutor(max(1, len(self._boxes))) as threads:
+            asked = {client: threads.submit(box.ask_about, state, question) for client, box in self._boxes.items()}
+            for client, answer in asked.items():
+                try:
+                    numbers = answer.result()
+                except FedPPDError as error:
+                    log.warning("%s has not answered: %s", client, error)
+                    continue
+                if numbers is not None:
+                    found[client] = numbers
+        return dict(sorted(found.items()))
 
     def open(self, round_id: int, published: object) -> None:
         if not isinstance(published, GlobalState):
@@ -96,7 +112,7 @@ class SiteExecutor:
         torch.set_num_threads(1)
         self.boxes = boxes
         worker = ServerWorker(config)
-        here = [client for client in client_ids(config.federation.clients) if client not in boxes]
+        here = [client for client in config.client_names if client not in boxes]
         local = SerialClients(ClientWorker(config, here)) if here else None
         self.server = SerialServer(worker)
         self.clients = SiteClients(boxes, local, config.federation.deadline_s)

@@ -19,8 +19,9 @@ from safetensors.numpy import save as save_tensors
 
 from fedppd_ray.errors import FedPPDError
 from fedppd_ray.federation.types import Models
+from fedppd_ray.inference import questions
 
-WIRE = (1, 0)
+WIRE = (1, 1)
 PREFIX = f"/v{WIRE[0]}"
 PIECE = 4 * 2**20  # bytes of weights in one request, at most
 MESSAGE = 2**20  # bytes of any other body, at most
@@ -63,6 +64,7 @@ class Ask(Message):
     wait_s: Annotated[Number, Field(ge=0, le=LONGEST_WAIT_S)] = 0.0
     rows: Annotated[int, Field(ge=1, le=2**53)] | None = None
     class_counts: tuple[Count, ...] = Field(default=(), max_length=100_000)
+    answers: bool = False  # whether it may be asked about rows that it keeps back; older sites may not
 
 
 class Blob(Message):
@@ -87,6 +89,7 @@ class Offer(Message):
     client: str
     config: Mapping[str, Any]
     state: Blob
+    question: Mapping[str, Any] | None = None  # then no update is wanted, but an answer to this
 
 
 class Answer(Message):
@@ -128,6 +131,30 @@ class Commit(Message):
     digest: Digest
     rows: Annotated[int, Field(ge=1, le=2**53)]
     metrics: Mapping[Annotated[str, Field(max_length=100)], Number] = Field(default={}, max_length=200)
+
+
+class Told(Message):
+    """The answer to a question: name → shape and numbers; none where the site keeps too few rows back."""
+
+    task: Task
+    answer: Mapping[Annotated[str, Field(max_length=100)], tuple[tuple[Count, ...], tuple[Number, ...]]] | None
+
+    @classmethod
+    def of(cls, task: Task, answer: questions.Answer | None) -> "Told":
+        if answer is None:
+            return cls(task=task, answer=None)
+        return cls(task=task, answer={key: (array.shape, tuple(array.ravel())) for key, array in answer.items()})
+
+    def arrays(self) -> questions.Answer | None:
+        """The answer, checked: what comes from outside is not believed."""
+        if self.answer is None:
+            return None
+        try:
+            return questions.checked_answer(
+                {key: np.reshape(found, shape) for key, (shape, found) in self.answer.items()}
+            )
+        except ValueError as error:
+            raise WireError(f"no answer to the question ({error})") from None
 
 
 class Done(Message):

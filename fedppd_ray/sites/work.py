@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from fedppd_ray.config.data import is_place
 from fedppd_ray.config.file import parse_config
-from fedppd_ray.config.schema import Config, client_ids
-from fedppd_ray.data.holdings import read_own
-from fedppd_ray.data.rows import make_shard
+from fedppd_ray.config.names import own_names
+from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import ConfigError
-from fedppd_ray.evaluation.metrics import metrics_of
+from fedppd_ray.evaluation.questions import Figures
 from fedppd_ray.federation.types import ClientInfo, GlobalState
-from fedppd_ray.inference.predictor import BATCH
-from fedppd_ray.methods import build_method
+from fedppd_ray.inference.questions import Answer, Question
 from fedppd_ray.sites import wire
 from fedppd_ray.sites.home import Spooled
 from fedppd_ray.sites.policy import Policy
@@ -52,6 +50,10 @@ def told_config(config: Config) -> dict[str, Any]:
     for key in ("clients", "resources", "checkpoint"):
         values.pop(key, None)
     values["data"] = {**values["data"], "root": None}
+    if any(map(is_place, config.evaluation.ood_names)):
+        values["evaluation"] = {**values["evaluation"], "ood": None}
+    if own_names(config.clients):  # which are no business of any other client
+        values["federation"] = {**values["federation"], "clients": 1}
     return values
 
 
@@ -59,11 +61,14 @@ def taken_config(values: Mapping[str, Any], client: str, rows: Rows) -> Config:
     """A foreign configuration, with this site's rows as the client's; ConfigError where it cannot be used."""
     data = values.get("data")
     own = {**values, "data": {**(data if isinstance(data, dict) else {}), "root": None}}
-    own["clients"] = {client: {"data": str(rows.train)}}
+    place = {"data": str(rows.train)}
+    if rows.held_out is not None:
+        place["held_out"] = str(rows.held_out)
+    own["clients"] = {client: place}
     for key in ("resources", "checkpoint"):
         own.pop(key, None)
     config = parse_config(own)
-    if client not in client_ids(config.federation.clients):
+    if client not in config.client_names:
         raise ConfigError(f"{client[:40]!r} is no client of a run with {config.federation.clients}")
     return config
 
@@ -73,7 +78,7 @@ class Work:
 
     def __init__(self, offer: wire.Offer, rows: Rows, device: str) -> None:
         self.config = taken_config(offer.config, offer.client, rows)
-        self._client, self._rows, self._device = offer.client, rows, device
+        self._client = offer.client
         self._worker = ClientWorker(self.config, [offer.client], device)
 
     def info(self) -> ClientInfo:
@@ -83,8 +88,9 @@ class Work:
         """What may leave of this round's work."""
         update = self._worker.local_update(self._client, state)
         metrics = dict(update.receipt.metrics) if policy.metrics else {}
-        if policy.figures and self._rows.held_out is not None:
-            metrics |= self._figures(state, self._rows.held_out)
+        if policy.figures:
+            found = self.answer(Figures(), state) or {}  # of the global student of the round before
+            metrics |= {f"{FIGURE}{key}": float(value) for key, value in found.items()}
         finite = {key: float(value) for key, value in metrics.items() if np.isfinite(value)}
         content = wire.encode(update.models).content
         return Spooled(name, content, policy.told_rows(update.receipt.rows), finite)
@@ -92,18 +98,9 @@ class Work:
     def cancel(self, round_id: int) -> None:
         self._worker.cancel(round_id)
 
-    def _figures(self, state: GlobalState, folder: Path) -> dict[str, float]:
-        """The global student of the round before on rows that this site has kept back."""
-        method = build_method(self.config, self._device)
-        if not method.complete(state.models):
-            return {}
-        split = read_own(folder, self.config.dataset)
-        shard = make_shard(split.images, None, self.config.dataset, self._device)
-        predict = method.predictor(state.models)
-        parts = torch.arange(len(shard), device=self._device).split(BATCH)
-        answers = np.concatenate([predict(shard.inputs(part)).cpu().numpy() for part in parts])
-        found = metrics_of(answers, np.asarray(split.labels)).as_dict()
-        return {f"{FIGURE}rows": float(len(shard)), **{f"{FIGURE}{key}": float(value) for key, value in found.items()}}
+    def answer(self, question: Question, state: GlobalState) -> Answer | None:
+        """What this site says of rows that it keeps back."""
+        return self._worker.answer(self._client, question, state)
 
 
 def name_of_work(offer: wire.Offer, rows: Rows, policy: Policy) -> str:

@@ -4,7 +4,9 @@ A plain class; the runtime makes it a Ray actor. It answers with weights, counts
 One worker may act for several virtual clients.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -15,14 +17,55 @@ from fedppd_ray.data.holdings import Holdings
 from fedppd_ray.data.parts import Split
 from fedppd_ray.data.rows import Shard, make_shard
 from fedppd_ray.data.site_check import check_rows
+from fedppd_ray.errors import DataError, FedPPDError
 from fedppd_ray.federation.transforms import transformed
 from fedppd_ray.federation.types import ClientInfo, ClientUpdate, GlobalState, Receipt
-from fedppd_ray.inference.held_out import HeldOut
-from fedppd_ray.inference.predictor import BATCH
-from fedppd_ray.inference.scores import entropy
+from fedppd_ray.inference.held_out import HeldOut, outputs_on
+from fedppd_ray.inference.predictor import BATCH, network_predictor
+from fedppd_ray.inference.questions import FEWEST_ROWS, Answer, Question, answer_to
+from fedppd_ray.inference.scores import Outputs, entropy
 from fedppd_ray.methods import build_method
 from fedppd_ray.workers.asked import asked
 from fedppd_ray.workers.labelling import Indices, Uncertainty, labelled_rows
+
+log = logging.getLogger(__name__)
+
+
+class _Seen:
+    """What the last state said of clients' rows: many questions are asked about one."""
+
+    def __init__(self) -> None:
+        self._state: GlobalState | None = None
+        self._outputs: dict[str, Outputs] = {}
+
+    def of(self, client: str, state: GlobalState) -> Outputs | None:
+        return self._outputs.get(client) if self._is_last(state) else None
+
+    def keep(self, client: str, state: GlobalState, outputs: Outputs) -> None:
+        if not self._is_last(state):
+            self._state, self._outputs = state, {}
+        self._outputs[client] = outputs
+
+    def _is_last(self, state: GlobalState) -> bool:
+        if state is self._state:
+            return True
+        last = self._state
+        return (
+            last is not None
+            and (state.round, state.models.keys()) == (last.round, last.models.keys())
+            and all(np.array_equal(vector, last.models[role]) for role, vector in state.models.items())
+        )
+
+
+@contextmanager
+def _named(client: str) -> Iterator[None]:
+    """Whatever goes wrong with a client's rows names the client; expected errors do so themselves."""
+    try:
+        yield
+    except FedPPDError:
+        raise
+    except Exception as error:
+        raise DataError(f"{client}: {type(error).__name__}: {error}") from error
 
 
 class ClientWorker:
@@ -43,6 +86,7 @@ class ClientWorker:
         self._shards: dict[str, Shard] = {}
         self._method = build_method(config, self._device)
         self._held_out: HeldOut | None = None
+        self._seen = _Seen()
         self._cancelled_round = 0
 
     def describe(self, clients: Sequence[str] | None = None) -> list[ClientInfo]:
@@ -50,10 +94,15 @@ class ClientWorker:
         classes = len(self._config.dataset.classes)
         infos = []
         for client in clients or self._clients:
-            labels = np.asarray(self._training_rows(client).labels)
-            if self._config.active is None:  # which begins with few rows on purpose
-                check_rows(client, labels, self._config.dataset)
-            infos.append(ClientInfo(client, len(labels), tuple(np.bincount(labels, minlength=classes).tolist())))
+            with _named(client):
+                labels = np.asarray(self._training_rows(client).labels)
+                if self._config.active is None:  # which begins with few rows on purpose
+                    check_rows(client, labels, self._config.dataset)
+            counts = np.bincount(labels, minlength=classes)
+            told = tuple(counts.tolist()) if self._config.shares_class_counts(client) else ()
+            infos.append(ClientInfo(client, len(labels), told, tuple((counts > 0).tolist())))
+            if left_out := self._holdings.left_out(client):
+                log.warning("%s: %s", client, left_out)
         return infos
 
     def local_update(self, client: str, state: GlobalState) -> ClientUpdate:
@@ -73,6 +122,33 @@ class ClientWorker:
             self._held_out = HeldOut(self._config, self._device)
         predict, split = asked(self._method, state.models, split)
         return self._held_out.log_probabilities(predict, split, part, parts)
+
+    def answer(self, client: str, question: Question, state: GlobalState) -> Answer | None:
+        """Sums over the rows that the client keeps back, under the network that would be exported; None: too few."""
+        kept = self._holdings.kept_back(client)
+        if len(kept) < FEWEST_ROWS:
+            return None
+        outputs = self._seen.of(client, state)
+        if outputs is None:
+            predict = network_predictor(self._method.student(state.models))
+            outputs = outputs_on(predict, kept.images, self._config.dataset, self._device)
+            self._seen.keep(client, state, outputs)
+        return answer_to(question, outputs, np.asarray(kept.labels))
+
+    def answers(
+        self, question: Question, state: GlobalState, clients: Sequence[str] | None = None
+    ) -> dict[str, Answer]:
+        """`answer` of all its clients, or of some; of those that cannot, a line in the log."""
+        found = {}
+        for client in clients or self._clients:
+            try:
+                answer = self.answer(client, question, state)
+            except Exception as error:  # whatever it is, it is missing from the sums and costs the run nothing
+                log.warning("%s has not answered: %s: %s", client, type(error).__name__, error)
+                continue
+            if answer is not None:
+                found[client] = answer
+        return found
 
     def _shard(self, client: str) -> Shard:
         if client in self._shards:

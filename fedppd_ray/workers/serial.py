@@ -12,6 +12,7 @@ from fedppd_ray.config.schema import Config
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.federation.executor import Arrival, Lost
 from fedppd_ray.federation.types import ClientInfo, ClientUpdate, GlobalState, Receipt
+from fedppd_ray.inference.questions import Answer, Question
 from fedppd_ray.workers.client import ClientWorker
 from fedppd_ray.workers.server import ServerWorker
 
@@ -67,6 +68,9 @@ class SerialClients:
 
     def describe(self) -> list[ClientInfo]:
         return self._worker.describe()
+
+    def ask(self, question: Question, state: GlobalState) -> dict[str, Answer]:
+        return self._worker.answers(question, state)
 
     def open(self, round_id: int, published: object) -> None:
         if not isinstance(published, GlobalState) or published.round + 1 != round_id:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Small, but the whole path: ten seconds of start-up and a second a round.
+# Small, but the whole path: ten seconds of start-up and a second per round.
 SMALL = [
     "--set", "federation.clients=3",
     "--set", "data.partition.rows_per_client=120",

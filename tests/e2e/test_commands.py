@@ -8,7 +8,7 @@ import yaml
 
 from tests.e2e.conftest import ROOT, fedppd, train
 
-METRICS = {"round", "accuracy", "nll", "ece", "mce", "brier", "seconds", "clients", "failed"}
+METRICS = {"round", "time", "accuracy", "nll", "ece", "mce", "brier", "seconds", "clients", "failed"}
 
 
 def test_a_run_folder_holds_what_other_work_relies_on(uninterrupted):

@@ -35,7 +35,11 @@ def rounds_done(run: Path) -> int:
 
 def without_seconds(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: without_seconds(part) for key, part in value.items() if key not in ("seconds", "seconds_a_round")}
+        return {
+            key: without_seconds(part)
+            for key, part in value.items()
+            if key not in ("seconds", "seconds_a_round", "time")
+        }
     return [without_seconds(part) for part in value] if isinstance(value, list) else value
 
 

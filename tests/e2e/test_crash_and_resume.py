@@ -4,12 +4,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, SMALL, command, student_digest, train, wait_for
+from tests.e2e.conftest import ROOT, SMALL, command, fedppd, student_digest, train, wait_for
 
 
 def rounds_done(out: Path) -> int:
@@ -71,6 +72,9 @@ def test_kill_9_of_the_driver_and_resume_give_the_same_bits(uninterrupted, tmp_p
     out = tmp_path / "run"
     driver = start(out)
     wait_for(lambda: rounds_done(out) >= after_round and (out / "config.yaml").exists(), 90, "the round")
+    second = fedppd("resume", out, "--serial")
+    assert second.returncode == 2
+    assert f"process {driver.pid} on {socket.gethostname()}" in second.stderr
     os.kill(driver.pid, signal.SIGKILL)
     driver.communicate()
     # Without Ray, which starts in no time: what was begun on Ray may be finished anywhere.
@@ -88,9 +92,9 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_can_be_resumed(uninterrupted,
     os.kill(driver.pid, sent)
     _, errors = driver.communicate(timeout=60)
     assert driver.returncode == 130
-    assert "--resume" in errors
+    assert f"fedppd resume {out}" in errors
     assert "Traceback" not in errors
-    assert train(out, "--resume", "--serial").returncode == 0
+    assert fedppd("resume", out, "--serial").returncode == 0
     assert student_digest(out) == student_digest(uninterrupted)
 
 

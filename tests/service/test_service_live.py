@@ -82,7 +82,8 @@ def test_a_triton_client_gets_what_evaluate_computes(server: Server, digits: Any
     assert client.is_server_ready()
     assert client.is_model_ready("digits")
     metadata = client.get_model_metadata("digits")
-    assert metadata["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 28, 28]}]
+    (image,) = metadata["inputs"]
+    assert image == {"name": "image", "datatype": "FP32", "shape": [-1, 28, 28], "parameters": {"range": [0.0, 255.0]}}
     for dtype, kind, binary in ((np.float32, "FP32", True), (np.uint8, "UINT8", True), (np.float32, "FP32", False)):
         tensor = triton.InferInput("image", list(rows.shape), kind)
         tensor.set_data_from_numpy(rows.astype(dtype), binary_data=binary)
@@ -300,7 +301,7 @@ def test_stopping_finishes_requests_in_flight(server: Server, http: httpx.Client
     for thread in threads:
         thread.start()
     wait_for(lambda: pending(http) >= 5, 20)
-    server.process.send_signal(signal.SIGINT)
+    server.process.send_signal(signal.SIGTERM)  # service managers ask so; Ctrl-C ends the others (live.py)
     for thread in threads:
         thread.join()
     assert [answer.status_code for answer in answers] == [200] * 6

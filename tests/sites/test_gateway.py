@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedppd_ray.errors import LocalUpdateCancelled
+from fedppd_ray.runs.signature import Key
 from fedppd_ray.sites import identity, wire
 from fedppd_ray.sites.mailbox import Mailbox, SiteLostError, SiteRefusedError
 from tests.sites.door import RUN, STATE, Door, dumped
@@ -72,6 +73,16 @@ def test_nobody_reads_another_sites_update_or_takes_its_place(own: Door) -> None
     assert "b" not in own.answers
 
 
+def test_a_site_joins_by_the_name_that_it_signed(own: Door, tmp_path: Path) -> None:
+    own.keys["c"] = Key.make(tmp_path / "c.key")
+    made = own.keys["c"].public
+    code = own.guests.invite("c", 1.0)
+    body = dumped(name="c", public_key=made, proof=identity.proof(code, "c", made))
+    status, answer = own.send("POST", "/join", body, "a", key="c")
+    assert (status, answer["error"]) == (401, "the name is not the one that was signed")
+    assert own.send("POST", "/join", body, "c") == (200, {})
+
+
 def test_a_removed_site_is_out_at_once_and_no_round_waits_for_it(own: Door) -> None:
     assert own.send("POST", "/ask", b"{}")[0] == 200
     assert own.send("POST", "/ask", b"{}", "b")[0] == 200
@@ -103,7 +114,7 @@ def test_another_version_is_refused_with_a_line_to_read(own: Door) -> None:
     assert status == 426
     assert "update fedppd" in answer["error"]
     assert own.http.get("/v7/ask").status_code == 426
-    assert own.http.get("/hello").json()["wire"] == "1.0"
+    assert own.http.get("/hello").json()["wire"] == "1.1"
 
 
 def test_what_is_no_update_of_this_run_is_refused(own: Door) -> None:

@@ -3,17 +3,20 @@
 import copy
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command import Command, Done
 
 # One set of kernels on every machine that has AVX2, so that pinned bits can be checked; read when torch is imported.
 os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 import torch
 
+from fedppd_ray.cli.app import main
 from fedppd_ray.config.file import parse_config
 from fedppd_ray.config.nouns import DatasetInfo
 from fedppd_ray.config.schema import Config, client_ids
@@ -164,3 +167,22 @@ def pool(raw_info: DatasetInfo) -> Shard:
     """37 unlabelled noise images of small pixel values."""
     images = np.random.default_rng(5).integers(0, 4, (37, 1, 6, 6)).astype(np.uint8)
     return ImageShard(images, None, raw_info)
+
+
+@pytest.fixture
+def fedppd(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run the command in this process, as the console script does."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["fedppd", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        capfd.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        out, err = capfd.readouterr()
+        return Done(code, out, err)
+
+    return run

@@ -3,57 +3,16 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command import Command, Done, refused
 
 from fedppd_ray import __version__
-from fedppd_ray.cli.app import main
 from fedppd_ray.data.pictures import write_sample
 
 ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def fedppd(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run the command in this process, as the console script does."""
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["fedppd", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        capfd.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        out, err = capfd.readouterr()
-        return Done(code, out, err)
-
-    return run
-
-
-def refused(done: Done, *parts: str) -> None:
-    """Exit code 2 and one readable line."""
-    assert done.code == 2, done
-    assert len(done.err.strip().splitlines()) == 1, done.err
-    assert done.err.startswith("fedppd: ")
-    assert "Traceback" not in done.out + done.err
-    for part in parts:
-        assert part in done.err
 
 
 @pytest.fixture
@@ -202,3 +161,12 @@ def test_a_broken_configuration_ends_the_real_process_with_2_and_one_line(tmp_pa
     command = [sys.executable, "-m", "fedppd_ray", "train", str(tmp_path / "absent.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     refused(Done(done.returncode, done.stdout, done.stderr), "absent.yaml")
+
+
+def test_methods_are_listed_with_a_line_each() -> None:
+    from fedppd_ray.config.nouns import METHODS
+
+    for name in METHODS:
+        first = str(METHODS[name].__doc__).strip().split("\n")[0]
+        assert first != "None", name
+        assert first.endswith("."), name

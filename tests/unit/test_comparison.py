@@ -17,7 +17,7 @@ from conftest import study_values
 from fedppd_ray.config.schema import Config
 from fedppd_ray.data.datasets import load
 from fedppd_ray.data.partition import partition
-from fedppd_ray.errors import CheckpointError, ConfigError, FedPPDError, ResourceError
+from fedppd_ray.errors import CheckpointError, ConfigError, FedPPDError, LockedError, ResourceError
 from fedppd_ray.reports.comparison import results, table, write_comparison
 from fedppd_ray.runs.store import RunStore
 from fedppd_ray.studies import comparison as comparisons
@@ -31,6 +31,7 @@ FILES = [
     "plots/reliability.png",
     "plots/risk_coverage.png",
     "report.html",
+    "results.csv",
     "results.json",
     "table.md",
 ]
@@ -411,5 +412,5 @@ def test_a_second_comparison_in_the_same_folder_is_refused(two: Plan) -> None:
     two.out.mkdir()
     with (two.out / ".lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another command is at work"):
+        with pytest.raises(LockedError, match="another command is at work"):
             compare(two, never)

@@ -229,7 +229,7 @@ def test_the_hash_ignores_what_a_resumed_run_may_change() -> None:
     changed = parse_config(
         {
             "name": "other",
-            "federation": {"rounds": 99},
+            "federation": {"rounds": 99, "quorum": 0.9, "deadline_s": 60, "retries": 7},
             "resources": {"client_cpus": 0.5},
             "checkpoint": {"keep": 7},
             "evaluation": {"every": 3, "ood": None},

@@ -36,7 +36,7 @@ NUMPY_WITHOUT_STATE = {"Generator", "PCG64"}
 # the command after.
 ROOMS = (
     *("errors", "registry", "seeding", "config", "models", "data", "bayes", "inference", "federation", "methods"),
-    *("workers", "evaluation", "runs", "studies", "reports", "sites", "runtime", "api", "cli", "__main__"),
+    *("workers", "evaluation", "runs", "releases", "studies", "reports", "sites", "runtime", "api", "cli", "__main__"),
 )
 
 
