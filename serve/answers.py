@@ -19,11 +19,14 @@ from fedppd_ray.data.parts import RawRows
 from fedppd_ray.data.pixels import hint_for
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.inference.abstention import abstention_level
+from fedppd_ray.inference.conformal import conformal_level
 from fedppd_ray.inference.student import describe_predictions
 from serve import inputs
+from serve.access_log import current_request
 from serve.body import Admission, read_body
 from serve.decoder_process import TENSORS
 from serve.decoders import Decoders
+from serve.drift import Drift
 from serve.grpc_tensors import GRPC, rest_form
 from serve.metrics import Metrics
 from serve.predictor import Predictor
@@ -45,11 +48,11 @@ _PIECE = 2048
 
 @dataclass(frozen=True)
 class Given:
-    """The images of a request, checked, and the coverage that the body asks for."""
+    """The images of a request, checked, and what else its body asks for."""
 
     values: RawRows
     hint: str | None = None
-    coverage: float | None = None
+    asked: inputs.Asked = inputs.NOTHING
     outside: Outside | None = None  # of rows of a table: columns beyond what training saw
 
 
@@ -61,6 +64,7 @@ class Answer:
     level: dict[str, float] | None
     predictions: list[dict[str, Any]]
     hint: str | None
+    sets: dict[str, Any] | None = None  # how the sets were made, where a confidence was asked for
 
 
 class Answerer:
@@ -68,6 +72,7 @@ class Answerer:
         self.predictor = predictor
         self.settings = settings
         self._metrics = metrics
+        self.drift = Drift(settings, metrics)
         self.admission = Admission(settings, metrics.pending)
         self._decoders = Decoders(settings.decode_seconds, settings.decoders, metrics.decoders_lost.inc)
         # Checks and copies of large arrays; numpy lets the event loop run meanwhile.
@@ -80,18 +85,37 @@ class Answerer:
         await self._decoders.close()
         self._arrays.shutdown(wait=False, cancel_futures=True)
 
-    async def predict(self, request: Request, media_type: str, coverage: float | None) -> Answer:
+    async def predict(self, request: Request, media_type: str, query: inputs.Asked) -> Answer:
         """`POST /predict`, whatever the body's media type."""
         with self.admission.admit() as place:
             with stage("body"):
                 body = await read_body(request, place, self.settings)
             # Taken once: input and answer belong to this student, even if another is swapped in meanwhile.
-            student = self.predictor.current
+            student = self._chosen()
             with stage("decode"):
                 given = await self._given(body, media_type, student)
-            if coverage is not None and given.coverage is not None and coverage != given.coverage:
-                raise invalid("coverage", "the query and the body ask for different coverages")
-            return await self.answer(student, given, coverage if given.coverage is None else given.coverage)
+            asked = _agreed(query, given.asked)
+            try:
+                return await self.answer(student, given, asked)
+            except Exception as error:  # of a candidate, which takes the same inputs: nobody shall notice
+                if not self._gave_up(student, error):
+                    raise
+                return await self.answer(self.predictor.current, given, asked)
+
+    def _chosen(self) -> ServedStudent:
+        trial = self.predictor.trial
+        canary = None if trial is None else trial.canary_for(current_request.get())
+        return canary or self.predictor.current
+
+    def _gave_up(self, student: ServedStudent, error: Exception) -> bool:
+        """Whether it was a candidate that failed; a caller's own mistake is none of its failures."""
+        trial = self.predictor.trial
+        if trial is None or student is self.predictor.current:
+            return False
+        if isinstance(error, RequestError) and error.status < 500:
+            return False
+        trial.give_up(student)
+        return True
 
     async def _given(self, body: inputs.Body, media_type: str, student: ServedStudent) -> Given:
         takes = student.takes
@@ -100,10 +124,10 @@ class Answerer:
             sides = takes.sides if isinstance(takes, ImageInput) else array_sides(takes)
             return await self._checked("body", inputs.open_npy(body, sides, self.settings.max_images), student)
         if student.validator is not None and media_type == inputs.JSON and inputs.is_brief_json(body):
-            values, wanted = inputs.decode_json(body, student.validator)
-            return Given(values, _hint(values, student), wanted)
+            values, asked = inputs.decode_json(body, student.validator)
+            return Given(values, _hint(values, student), asked)
         values, facts = await self._elsewhere({"kind": media_type}, body, student, _is_quick(body, media_type, takes))
-        return Given(values, facts.get("hint"), facts.get("coverage"), facts.get("outside"))
+        return Given(values, facts.get("hint"), inputs.Asked(*facts.get("asked", ())), facts.get("outside"))
 
     async def tensors(self, body: inputs.Body, header: str | None, student: ServedStudent) -> tuple[Wish, Given]:
         """The body of an Open Inference request."""
@@ -148,12 +172,14 @@ class Answerer:
             raise _timeout("decoding", self.settings) from None
         return decoded.values, decoded.facts
 
-    async def answer(self, student: ServedStudent, given: Given, coverage: float | None) -> Answer:
+    async def answer(self, student: ServedStudent, given: Given, asked: inputs.Asked) -> Answer:
         """Rows that have been checked, through the batcher, described and counted."""
         try:
-            level = abstention_level(student.card, coverage)
+            level = abstention_level(student.card, asked.coverage)
+            sets = conformal_level(student.card, asked.confidence)
         except ConfigError as error:
-            raise invalid("coverage", str(error).removeprefix("coverage: ")) from None
+            field, _, reason = str(error).partition(": ")
+            raise invalid(field, reason) from None
         try:
             with stage("forward"):
                 log_probabilities = await self.predictor.log_probabilities(student, given.values)
@@ -161,11 +187,14 @@ class Answerer:
             raise _timeout("the prediction", self.settings) from None
         predictions: list[dict[str, Any]] = []
         async for rows in in_pieces(*log_probabilities.shape):
-            predictions += describe_predictions(student.card, log_probabilities[rows], coverage)
+            predictions += describe_predictions(student.card, log_probabilities[rows], *asked)
         for prediction, names in zip(predictions, given.outside or (), strict=False):
             prediction["outside"] = names
         self._count(predictions)
-        return Answer(student, level, predictions, given.hint)
+        if (trial := self.predictor.trial) is not None:
+            trial.offer(current_request.get(), given.values)
+        self.drift.note(student, log_probabilities)
+        return Answer(student, level, predictions, given.hint, sets.described(student.card) if sets else None)
 
     def _count(self, predictions: list[dict[str, Any]]) -> None:
         self._metrics.last_inference = time.time_ns() // 1_000_000
@@ -174,6 +203,14 @@ class Answerer:
         for label, count in (("true", abstained), ("false", len(predictions) - abstained)):
             if count:
                 self._metrics.predictions.inc(label, by=count)
+
+
+def _agreed(query: inputs.Asked, body: inputs.Asked) -> inputs.Asked:
+    """The query's word or the body's, where they do not contradict each other."""
+    for field, outside, inside in zip(query._fields, query, body, strict=True):
+        if outside is not None and inside is not None and outside != inside:
+            raise invalid(field, f"the query and the body ask for a different {field}")
+    return inputs.Asked(*(inside if outside is None else outside for outside, inside in zip(query, body, strict=True)))
 
 
 def _require_fitting(media_type: str, takes: Takes) -> None:

@@ -17,13 +17,22 @@ from serve.access import Gate, guard
 from serve.access_log import AccessLog
 from serve.aggregate import WRITE_SECONDS, AllReplicas
 from serve.answers import Answerer, json_list, unsupported
+from serve.drift import STEP_SECONDS, Drift
 from serve.errors import add_error_handlers
 from serve.grpc_server import grpc_door
 from serve.metrics import Metrics
 from serve.middleware import Lingering, Observed
 from serve.openapi import Schemas
 from serve.predictor import Predictor
-from serve.schemas import ErrorResponse, Health, ModelResponse, PredictRequest, PredictResponse, PredictRowsRequest
+from serve.schemas import (
+    DriftResponse,
+    ErrorResponse,
+    Health,
+    ModelResponse,
+    PredictRequest,
+    PredictResponse,
+    PredictRowsRequest,
+)
 from serve.settings import Settings
 from serve.tokens import Tokens
 from serve.tracing import Traced, Tracing
@@ -65,9 +74,13 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if settings.watch else []
+        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if predictor.watching else []
         watchers += [Watcher(tokens.refresh, settings.poll_seconds)] if settings.token_file else []
         watchers += [Watcher(replicas.write, WRITE_SECONDS)] if replicas else []
+        if (trial := predictor.trial) is not None:
+            trial.start()
+            watchers.append(Watcher(trial.refresh, settings.poll_seconds))
+        watchers.append(Watcher(answerer.drift.step, STEP_SECONDS, answerer.drift.begin))
         for watcher in watchers:
             watcher.start()
         answerer.start()
@@ -75,6 +88,8 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
             yield
         for watcher in watchers:
             watcher.stop()
+        if trial is not None:
+            trial.stop()
         if log is not None:
             log.close()
         if tracing is not None:
@@ -100,7 +115,7 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
     protection = [Depends(guard(gate))] if guarded else []
     schemas = Schemas()
     _add_prediction(app, answerer, protection, schemas)
-    _add_information(app, predictor)
+    _add_information(app, predictor, answerer.drift)
     _add_metrics(app, metrics, replicas)
     open_inference.add_routes(app, answerer, protection, schemas)
     schemas.publish(app)
@@ -127,10 +142,15 @@ def _add_prediction(app: FastAPI, answerer: Answerer, protection: list[Any], sch
         coverage: Annotated[
             float | None, Query(gt=0, le=1, allow_inf_nan=False, description="As in a JSON body, for any body.")
         ] = None,
+        confidence: Annotated[
+            float | None, Query(gt=0, lt=1, allow_inf_nan=False, description="As in a JSON body, for any body.")
+        ] = None,
     ) -> Response:
         """Label, probabilities, entropy and "I don't know" for images, or rows of a table, by one forward pass."""
-        answer = await answerer.predict(request, _media_type(request), coverage)
+        answer = await answerer.predict(request, _media_type(request), inputs.Asked(coverage, confidence))
         head: dict[str, Any] = {"model": answer.student.reference, "abstention": answer.level}
+        if answer.sets:
+            head["conformal"] = answer.sets
         if answer.hint:
             head["hint"] = answer.hint
         predictions = await json_list(answer.predictions, len(answer.student.card["classes"]))
@@ -144,7 +164,7 @@ def _media_type(request: Request) -> str:
     return given
 
 
-def _add_information(app: FastAPI, predictor: Predictor) -> None:
+def _add_information(app: FastAPI, predictor: Predictor, drift: Drift) -> None:
     page = (_STATIC / "index.html").read_bytes()
 
     @app.get("/", include_in_schema=False)
@@ -155,6 +175,11 @@ def _add_information(app: FastAPI, predictor: Predictor) -> None:
     async def model() -> Response:
         """The model card: classes, input, metrics, abstention, configuration hash, and the state of reloading."""
         return _json(predictor.describe())
+
+    @app.get("/drift", response_model=DriftResponse)
+    async def drifting() -> Response:
+        """Whether what this replica is asked still looks like the calibration rows, and how the last window did."""
+        return _json(drift.describe(predictor.current))
 
     @app.get("/healthz", response_model=Health)
     async def healthz() -> Response:

@@ -52,8 +52,8 @@ def decode(task: dict[str, Any], body: bytearray) -> Answer:
     if kind in IMAGES:
         return {}, decode_image(body, kind, takes, task["max_pixels"])
     if kind == JSON:
-        pixels, coverage = decode_json(body, _validator(takes, most))
-        return {"coverage": coverage, "hint": hint_for(pixels, takes.range)}, pixels
+        pixels, asked = decode_json(body, _validator(takes, most))
+        return {"asked": asked, "hint": hint_for(pixels, takes.range)}, pixels
     if kind == TENSORS:
         wish, array = read_tensors(body, json_length(body, task["header"]), takes, most)
         pixels = checked_pixels("inputs[0].data", array, takes)
@@ -64,8 +64,8 @@ def decode(task: dict[str, Any], body: bytearray) -> Answer:
 def _decode_rows(task: dict[str, Any], body: bytearray, takes: TableInput) -> Answer:
     kind, most = task["kind"], task["max_images"]
     if kind == JSON:
-        rows, odd, coverage = decode_records(body, takes, most)
-        return {"coverage": coverage, "outside": odd}, rows
+        rows, odd, asked = decode_records(body, takes, most)
+        return {"asked": asked, "outside": odd}, rows
     if kind == CSV:
         rows, odd = decode_csv(body, takes, most)
         return {"outside": odd}, rows

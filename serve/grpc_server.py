@@ -24,7 +24,7 @@ from serve.grpc_messages import SERVICE, message, parse
 from serve.open_inference import EXTENSIONS, column_of, encode, metadata_of, require, statistics_of
 from serve.refusals import RequestError, malformed
 from serve.settings import Settings
-from serve.tensors import ROW_OUTPUTS, Wish
+from serve.tensors import ANY_OUTPUTS, WIDE, Wish
 from serve.tracing import Tracing, stage
 
 logger = logging.getLogger("fedppd.serve")
@@ -245,7 +245,7 @@ class _Calls:
             student = self._predictor.current
             with stage("decode"):
                 wish, given = await self._answerer.grpc_tensors(body, student)
-            return await _response(wish, await self._answerer.answer(student, given, wish.coverage))
+            return await _response(wish, await self._answerer.answer(student, given, wish.asked))
 
 
 class _Call:
@@ -266,10 +266,10 @@ async def _response(wish: Wish, answer: Answer) -> Any:
     contents: list[bytes] = []
     for name in wish.outputs:
         column = column_of(answer, name)
-        width, shape = (classes, [rows, classes]) if name == "probabilities" else (1, [rows])
-        pieces = [encode(ROW_OUTPUTS[name], column[piece]) async for piece in in_pieces(rows, width)]
+        width, shape = (classes, [rows, classes]) if name in WIDE else (1, [rows])
+        pieces = [encode(ANY_OUTPUTS[name], column[piece]) async for piece in in_pieces(rows, width)]
         contents.append(b"".join(pieces))
-        tensors.append(message("InferOutputTensor", name=name, datatype=ROW_OUTPUTS[name], shape=shape))
+        tensors.append(message("InferOutputTensor", name=name, datatype=ANY_OUTPUTS[name], shape=shape))
     hint = {"hint": message("InferParameter", string_param=answer.hint)} if answer.hint else {}
     return message(
         "ModelInferResponse",

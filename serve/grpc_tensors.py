@@ -50,8 +50,9 @@ def rest_form(content: Body, name: str, version: str) -> tuple[bytes, str]:
         head["id"] = request.id
     if request.outputs:
         head["outputs"] = [{"name": output.name} for output in request.outputs]
-    if "coverage" in request.parameters:
-        head["parameters"]["coverage"] = _number(request.parameters["coverage"])
+    for name in ("coverage", "confidence"):
+        if name in request.parameters:
+            head["parameters"][name] = _number(request.parameters[name], name)
     text = json.dumps(head).encode()
     return b"".join([text, *binary]), str(len(text))
 
@@ -83,7 +84,7 @@ def _typed(tensor: Any, field: str) -> bytes:
     return wide.astype(dtype).tobytes()
 
 
-def _number(parameter: Any) -> float:
+def _number(parameter: Any, name: str) -> float:
     """Clients that know no number with a fraction send it as text."""
     chosen = parameter.WhichOneof("parameter_choice")
     given = getattr(parameter, chosen) if chosen else None
@@ -92,4 +93,4 @@ def _number(parameter: Any) -> float:
             raise ValueError
         return float(given)
     except ValueError:
-        raise invalid("parameters.coverage", "is not a number") from None
+        raise invalid(f"parameters.{name}", "is not a number") from None

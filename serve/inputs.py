@@ -2,7 +2,7 @@
 
 import io
 import logging
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +33,22 @@ BRIEF_ARRAY_BYTES = 64 * 1024
 Body = bytes | bytearray
 
 
+class Asked(NamedTuple):
+    """What a request asks for besides predictions; None: the export's default, no sets."""
+
+    coverage: float | None = None
+    confidence: float | None = None
+
+
+NOTHING = Asked()
+
+
 def is_brief_json(body: Body, quotes: int = _BRIEF_QUOTES) -> bool:
     return len(body) <= BRIEF_BYTES and body.count(b'"') <= quotes
 
 
-def decode_json(body: Body, validator: Validator) -> tuple[RawRows, float | None]:
-    """The images and the coverage of `{"instances": […], "coverage": …}`."""
+def decode_json(body: Body, validator: Validator) -> tuple[RawRows, Asked]:
+    """The images of `{"instances": […], "coverage": …, "confidence": …}`, and what else it asks for."""
     try:
         request = cast(Any, validator.model_validate_json(body))
     except ValidationError as error:
@@ -46,7 +56,7 @@ def decode_json(body: Body, validator: Validator) -> tuple[RawRows, float | None
     pixels = np.asarray(request.instances, np.float32)
     # Grey images come as H×W, others as H×W×C; the network takes channels first.
     rows = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
-    return rows, request.coverage
+    return rows, Asked(request.coverage, request.confidence)
 
 
 def refusal(error: ValidationError) -> RequestError:

@@ -132,6 +132,10 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
+    def add(self, *families: _Family) -> None:
+        """Of a part of the service that not every replica has."""
+        self._families += families
+
     def collect(self) -> Iterator[Metric]:
         for family in self._families:
             yield family.metric()

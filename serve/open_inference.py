@@ -23,7 +23,7 @@ from serve.openapi import Schemas
 from serve.refusals import RequestError
 from serve.student import ServedStudent
 from serve.takes import ImageInput, TableInput, Takes
-from serve.tensors import HEADER_LENGTH, INPUT, OUTPUTS, ROW_OUTPUTS, InferRequest, Wish
+from serve.tensors import ANY_OUTPUTS, HEADER_LENGTH, INPUT, OUTPUTS, ROW_OUTPUTS, SET, WIDE, InferRequest, Wish
 from serve.tracing import stage
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
@@ -72,7 +72,7 @@ def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any], schemas:
             student = chosen(name, version)
             with stage("decode"):
                 wish, given = await answerer.tensors(content, request.headers.get(HEADER_LENGTH), student)
-            return await _answer(wish, await answerer.answer(student, given, wish.coverage))
+            return await _answer(wish, await answerer.answer(student, given, wish.asked))
 
 
 def require(student: ServedStudent, name: str, version: str | None) -> ServedStudent:
@@ -98,7 +98,9 @@ def _add_health(app: FastAPI) -> None:
 
 
 def metadata_of(student: ServedStudent) -> dict[str, Any]:
-    sizes = {"probabilities": [-1, len(student.card["classes"])]}
+    classes = len(student.card["classes"])
+    sizes = {"probabilities": [-1, classes]}
+    sets = [{"name": SET, "datatype": "BOOL", "shape": [-1, classes]}] if student.card.get("conformal") else []
     return {
         "name": student.name,
         "versions": [student.version],
@@ -107,7 +109,8 @@ def metadata_of(student: ServedStudent) -> dict[str, Any]:
         "outputs": [
             {"name": name, "datatype": datatype, "shape": sizes.get(name, [-1])}
             for name, datatype in (ROW_OUTPUTS if isinstance(student.takes, TableInput) else OUTPUTS).items()
-        ],
+        ]
+        + sets,
     }
 
 
@@ -152,11 +155,11 @@ async def _answer(wish: Wish, answer: Answer) -> Response:
     trailer: list[bytes] = []
     for name, as_binary in wish.outputs.items():
         column = column_of(answer, name)
-        table = name == "probabilities"
+        table = name in WIDE
         width, shape = (classes, [rows, classes]) if table else (1, [rows])
-        tensor: dict[str, Any] = {"name": name, "datatype": ROW_OUTPUTS[name], "shape": shape}
+        tensor: dict[str, Any] = {"name": name, "datatype": ANY_OUTPUTS[name], "shape": shape}
         if as_binary:
-            content = b"".join([encode(ROW_OUTPUTS[name], column[piece]) async for piece in in_pieces(rows, width)])
+            content = b"".join([encode(ANY_OUTPUTS[name], column[piece]) async for piece in in_pieces(rows, width)])
             tensor["parameters"] = {"binary_data_size": len(content)}
             trailer.append(content)
             tensors.append(to_json(tensor))
@@ -177,6 +180,8 @@ async def _answer(wish: Wish, answer: Answer) -> Response:
 
 def column_of(answer: Answer, name: str) -> list[Any]:
     column = [prediction[name] for prediction in answer.predictions]
+    if name == SET:
+        return [[label in names for label in answer.student.card["classes"]] for names in map(set, column)]
     return [";".join(names) for names in column] if name == "outside" else column
 
 

@@ -10,7 +10,7 @@ from fedppd_ray.config.table import ColumnConfig
 from fedppd_ray.data.encoding import Columns, as_texts, encode, outside, parse_csv
 from fedppd_ray.data.parts import RawRows
 from fedppd_ray.errors import DataError
-from serve.inputs import Body, check_count, refusal
+from serve.inputs import Asked, Body, check_count, refusal
 from serve.refusals import invalid, malformed
 from serve.takes import TableInput
 
@@ -22,9 +22,10 @@ class _Envelope(BaseModel):
 
     instances: list[Any] = Field(min_length=1)
     coverage: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    confidence: float | None = Field(None, gt=0, lt=1, allow_inf_nan=False)
 
 
-def decode_records(body: Body, takes: TableInput, max_rows: int) -> tuple[RawRows, Outside, float | None]:
+def decode_records(body: Body, takes: TableInput, max_rows: int) -> tuple[RawRows, Outside, Asked]:
     """`{"instances": [{column: value, …}, …]}`, or a list per row in the order of the card's columns."""
     try:
         request = _Envelope.model_validate_json(body)
@@ -34,7 +35,7 @@ def decode_records(body: Body, takes: TableInput, max_rows: int) -> tuple[RawRow
     rows = [_values(row, number, takes) for number, row in enumerate(request.instances)]
     columns = {fact.name: as_texts([row[at] for row in rows]) for at, fact in enumerate(takes.columns)}
     values, odd = encoded("instances", columns, takes)
-    return values, odd, request.coverage
+    return values, odd, Asked(request.coverage, request.confidence)
 
 
 def decode_csv(body: Body, takes: TableInput, max_rows: int) -> tuple[RawRows, Outside]:

@@ -20,8 +20,12 @@ class Prediction(BaseModel):
     entropy: float = Field(description="Of the probabilities, in nats.")
     normalized_entropy: float = Field(ge=0, le=1, description="Entropy divided by its maximum, log(classes).")
     abstain: bool = Field(description="The entropy is above the threshold: better ask a person.")
+    ood: bool = Field(description="By the card's OOD score, hardly any known row looks like this one.")
     outside: list[str] | None = Field(
         None, description="Of a table's row: columns whose value is beyond what training saw. Absent for images."
+    )
+    set: list[str] | None = Field(
+        None, description="Where a confidence was asked for: classes, one of which is right so surely; else absent."
     )
 
 
@@ -30,9 +34,19 @@ class AbstentionLevel(BaseModel):
     threshold: float
 
 
+class SetLevel(BaseModel):
+    """How the sets were made. Promised of all rows like the calibration rows, not of a class or a site by itself."""
+
+    method: str
+    confidence: float = Field(description="At least the one that was asked for.")
+    guarantee: str
+    rows: int = Field(description="Calibration rows behind it.")
+
+
 class PredictResponse(BaseModel):
     model: ModelReference
     abstention: AbstentionLevel | None = Field(description="The current level; null for an uncalibrated student.")
+    conformal: SetLevel | None = Field(None, description="Where a confidence was asked for; else absent.")
     hint: str | None = Field(None, description="What looks wrong with the input, where something does; else absent.")
     predictions: list[Prediction]
 
@@ -43,6 +57,7 @@ class _Request(BaseModel):
     coverage: float | None = Field(
         None, gt=0, le=1, description="Abstain so that at least this share of calibration rows is answered."
     )
+    confidence: float | None = Field(None, gt=0, lt=1, description="Name a set of classes that is right so surely.")
 
 
 class PredictRequest(_Request):
@@ -93,6 +108,19 @@ class ModelResponse(BaseModel):
     reload: ReloadState
 
 
+class DriftResponse(BaseModel):
+    """How windows of answers compare with what the export recorded on its calibration rows."""
+
+    status: str = Field(description="quiet, drift, waiting (no window yet) or unknown (an export without a record).")
+    model: ModelReference
+    calibration_rows: int
+    false_alarms_a_day: float
+    level: float = Field(description="Of one window's three tests together.")
+    window_seconds: float
+    window_rows: int = Field(description="Counted so far in the window that is open.")
+    last: dict[str, Any] | None = Field(description="The last window: rows, statistics, p-values.")
+
+
 class Health(BaseModel):
     status: str
 
@@ -115,9 +143,11 @@ def input_validator(takes: ImageInput, max_images: int) -> Validator:
     image = exactly(exactly(point, width), height)
     instances = Annotated[list[image], Field(min_length=1, max_length=max_images, fail_fast=True)]  # type: ignore[valid-type]
     share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
+    between = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False, strict=True)]
     return create_model(
         "PredictInput",
         __config__=ConfigDict(extra="forbid"),
         instances=(instances, ...),
         coverage=(share | None, None),
+        confidence=(between | None, None),
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic_core import from_json
 
-from serve.inputs import Body, check_count
+from serve.inputs import Asked, Body, check_count
 from serve.refusals import invalid, malformed
 from serve.takes import ImageInput
 
@@ -24,9 +24,14 @@ OUTPUTS = {
     "entropy": "FP64",
     "normalized_entropy": "FP64",
     "abstain": "BOOL",
+    "ood": "BOOL",
 }
+# Rows × classes, where a confidence is asked for: whether the class is in the row's set.
+SET = "set"
 # Of rows of a table: the columns beyond what training saw, with semicolons between them.
 ROW_OUTPUTS = OUTPUTS | {"outside": "BYTES"}
+ANY_OUTPUTS = ROW_OUTPUTS | {SET: "BOOL"}
+WIDE = ("probabilities", SET)  # a number for each class
 NUMBER_TYPES = {
     "UINT8": "u1", "INT8": "i1", "UINT16": "<u2", "INT16": "<i2", "UINT32": "<u4", "INT32": "<i4",
     "UINT64": "<u8", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
@@ -59,6 +64,7 @@ class OutputParameters(_Loose):
 class RequestParameters(_Loose):
     binary_data_output: StrictBool = False
     coverage: float | None = Field(None, gt=0, le=1, strict=True, allow_inf_nan=False)
+    confidence: float | None = Field(None, gt=0, lt=1, strict=True, allow_inf_nan=False)
 
 
 class InputTensor(_Loose):
@@ -77,7 +83,7 @@ class OutputRequest(_Loose):
 class InferRequest(_Loose):
     id: Annotated[StrictStr, Field(max_length=1024)] | None = None
     inputs: list[InputTensor] = Field(min_length=1, max_length=_MOST_INPUTS)
-    outputs: list[OutputRequest] | None = Field(None, max_length=len(OUTPUTS) + 1)
+    outputs: list[OutputRequest] | None = Field(None, max_length=len(OUTPUTS) + 2)
     parameters: RequestParameters = RequestParameters()
 
 
@@ -88,6 +94,11 @@ class Wish:
     id: str | None
     coverage: float | None
     outputs: dict[str, bool]  # names, and whether as binary
+    confidence: float | None = None
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.coverage, self.confidence)
 
 
 def json_length(content: Body, header: str | None) -> int:
@@ -121,7 +132,9 @@ def read_tensors(content: Body, length: int, takes: ImageInput, max_images: int)
 
 
 def wish_of(request: InferRequest, known: Mapping[str, str]) -> Wish:
-    return Wish(request.id, request.parameters.coverage, _outputs(request, known))
+    wanted = request.parameters
+    known = known if wanted.confidence is None else {**known, SET: ANY_OUTPUTS[SET]}
+    return Wish(request.id, wanted.coverage, _outputs(request, known), wanted.confidence)
 
 
 def _array(tensor: InputTensor, binary: memoryview, wanted: tuple[int, ...], max_images: int) -> NDArray[Any]:
@@ -172,6 +185,8 @@ def _outputs(request: InferRequest, known: Mapping[str, str]) -> dict[str, bool]
     if not request.outputs:
         return dict.fromkeys(known, default)
     for number, output in enumerate(request.outputs):
+        if output.name == SET and SET not in known:
+            raise invalid(f"outputs[{number}].name", "a set needs the request parameter confidence, e.g. 0.9")
         if output.name not in known:
             raise invalid(f"outputs[{number}].name", f"{output.name[:100]!r} is not one of {', '.join(known)}")
     return {

@@ -6,16 +6,18 @@ Heavy imports (torch, Ray, matplotlib) happen inside the commands, so that `--he
 import json
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fedppd_ray import __version__
 from fedppd_ray.cli import facts, reference, training
+from fedppd_ray.cli.batch import BatchFormat, predict_batch
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
-from fedppd_ray.cli.options import JsonOption, RootOption, RunArgument
+from fedppd_ray.cli.options import AddressOption, JsonOption, RootOption, RunArgument, ServedArgument
 from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
@@ -25,7 +27,6 @@ app = typer.Typer(
     name="fedppd",
     help="Federated learning that knows what it does not know: FedPPD on Ray.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -40,6 +41,9 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(registry_app, name="registry")
 
 
+_debug = False  # whether a traceback is asked for
+
+
 def _version(value: bool) -> None:
     if value:
         print(f"fedppd {__version__}")
@@ -49,6 +53,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _main(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log lines of --verbose, and tracebacks.")] = False,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Log lines as text, or as one JSON object each.")
     ] = LogFormat.TEXT,
@@ -56,7 +61,9 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    configure_logging(verbose, log_format)
+    global _debug
+    _debug = debug
+    configure_logging(verbose or debug, log_format)
 
 
 app.command()(training.train)
@@ -109,19 +116,37 @@ def predict(
         typer.Argument(metavar="FILE...", help="PNG or JPEG files, CSV files for a student of tables; or folders."),
     ],
     as_json: JsonOption = False,
+    confidence: Annotated[
+        float | None,
+        typer.Option("--confidence", help="Also name a set of classes that holds the right one so surely, e.g. 0.9."),
+    ] = None,
     coverage: Annotated[
         float | None,
         typer.Option("--coverage", help="Answer about this share of rows like the calibration rows, e.g. 0.8."),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="A batch job: answers go to files here. Also of .npy, Parquet, folders of images."),
+    ] = None,
+    form: Annotated[BatchFormat, typer.Option("--format", help="Of a batch job's files.")] = BatchFormat.PARQUET,
+    part_rows: Annotated[int, typer.Option("--part-rows", min=1, help="Rows per file of a batch job.")] = 10_000,
+    address: AddressOption = None,
+    serial: Annotated[bool, typer.Option("--serial", help="A batch job in this process, without Ray.")] = False,
 ) -> None:
     """What is in these images or rows, how sure the student is, and whether it would rather not say.
 
-    A student of tables answers in CSV: one line per row.
+    A student of tables answers in CSV: one line per row. With --out it is a batch job on Ray Data, for millions of
+    rows: the same command continues one that was stopped.
     """
+    if out is not None:
+        predict_batch(run, images, out, form, part_rows, coverage, confidence, address, serial)
+        return
+    if serial or address:
+        fail("--serial, --address: they are for a batch job; say where its answers go with --out DIR", 2)
     from fedppd_ray.cli.console import answers_as_csv
     from fedppd_ray.runs.run import Run
 
-    answers = Run(run).predict(images, coverage)
+    answers = Run(run).predict(images, coverage, confidence)
     if as_json:
         print(json.dumps(answers, indent=2))
         return
@@ -131,18 +156,20 @@ def predict(
     rows = [
         (
             answer["image"],
-            "– (abstains)" if answer["abstain"] else answer["class_name"],
+            ("– (abstains)" if answer["abstain"] else answer["class_name"]) + (" (OOD)" if answer["ood"] else ""),
             f"{answer['class_name']} {100 * max(answer['probabilities']):.1f} %",
             f"{answer['entropy']:.3f} nats ({100 * answer['normalized_entropy']:.0f} % of the maximum)",
+            *([", ".join(answer["set"])] if "set" in answer else []),
         )
         for answer in answers
     ]
-    print_table("", ("image", "answer", "best guess", "entropy"), rows)
+    sets = (f"one of these, {100 * confidence:g} % sure",) if confidence else ()
+    print_table("", ("image", "answer", "best guess", "entropy", *sets), rows)
 
 
 @app.command()
 def serve(
-    run: RunArgument,
+    run: ServedArgument,
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="Processes that share the requests.")] = 1,
@@ -165,6 +192,9 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain (PEM): serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None,
+    drift_webhook: Annotated[
+        str | None, typer.Option("--drift-webhook", help="A URL that is told, by POST, when what is asked has changed.")
+    ] = None,
     grpc_port: Annotated[
         int | None,
         typer.Option("--grpc-port", min=1, max=65535, help="The Open Inference Protocol over gRPC, too."),
@@ -195,6 +225,7 @@ def serve(
         access_log=access_log,
         certificate=tls_cert,
         key=tls_key,
+        drift_webhook=drift_webhook,
         grpc_port=grpc_port,
         otlp_endpoint=otlp_endpoint,
     )
@@ -215,11 +246,16 @@ def methods() -> None:
 
 
 @app.command()
-def report(run: RunArgument) -> None:
+def report(
+    run: RunArgument,
+    examples: Annotated[
+        bool, typer.Option("--examples/--no-examples", help="Show the most doubtful held-out rows on the page.")
+    ] = True,
+) -> None:
     """Write report.html and plots/*.png of a run."""
     from fedppd_ray.reports.run import report_run
 
-    print(report_run(run))
+    print(report_run(run, examples))
 
 
 @data_app.command("prepare")
@@ -274,15 +310,28 @@ def _stop_event() -> threading.Event:
 
 
 def main(run: Callable[[], Any] = app) -> None:
-    """Expected failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped."""
+    """Failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped.
+
+    A traceback is for who asks for it, with --debug.
+    """
     try:
         run()
-    except FedPPDError as error:
+    except Exception as error:
+        if _debug:
+            traceback.print_exc()
+        _explain(error)
+    except KeyboardInterrupt:
+        fail("stopped", 130)
+
+
+def _explain(error: Exception) -> NoReturn:
+    if isinstance(error, FedPPDError):
         fail(str(error), error.exit_code)
-    except OSError as error:
+    if isinstance(error, OSError):
         # A full disk, a folder without permission: the system's word is all there is to say.
         where = f"{error.filename}: " if error.filename else ""
         again = "finished rounds are saved: the same command goes on, a run with `fedppd resume`"
         fail(f"{where}{error.strerror or error}; {again}", 1)
-    except KeyboardInterrupt:
-        fail("stopped", 130)
+    reason = " ".join(str(error).split())[:500]
+    hint = "" if _debug else "; `fedppd --debug …` shows where"
+    fail(f"a defect of fedppd, or of a plugin: {type(error).__name__}: {reason}{hint}", 1)

@@ -81,10 +81,11 @@ def answers_as_csv(answers: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     probabilities = [f"probability_{number}" for number in range(len(answers[0]["probabilities"]))]
-    writer.writerow(["file", "row", "label", "class_name", *probabilities, "entropy", "abstain", "outside"])
+    sets = ["set"] if "set" in answers[0] else []
+    head = ["file", "row", "label", "class_name"]
+    writer.writerow([*head, *probabilities, "entropy", "abstain", "outside", "ood", *sets])
     for answer in answers:
-        head = [answer[key] for key in ("file", "row", "label", "class_name")]
-        writer.writerow(
-            [*head, *answer["probabilities"], answer["entropy"], int(answer["abstain"]), ";".join(answer["outside"])]
-        )
+        first = [answer[key] for key in head] + answer["probabilities"]
+        more = [int(answer["ood"]), *(";".join(answer[key]) for key in sets)]
+        writer.writerow([*first, answer["entropy"], int(answer["abstain"]), ";".join(answer["outside"]), *more])
     return text.getvalue()

@@ -5,9 +5,14 @@ from typing import Annotated
 
 import typer
 
+from fedppd_ray.cli.completion import key_names
+
 # Text, not a Path, which would turn s3://bucket into s3:/bucket.
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run folder or s3:// URL, as `fedppd train --out` made it.")
+]
+ServedArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run, or a registry (`fedppd promote`): a folder or s3:// URL.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RootOption = Annotated[
@@ -16,7 +21,12 @@ RootOption = Annotated[
 ]
 SettingsOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. --set federation.rounds=4."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, e.g. --set federation.rounds=4; `fedppd config` lists them.",
+        autocompletion=key_names,
+    ),
 ]
 AddressOption = Annotated[
     str | None,

@@ -109,8 +109,13 @@ def find_config(path: Path | str) -> Path:
     for folder in _shipped():
         if (found := folder / f"{given.name}.yaml").exists():
             return found
-    known = sorted({file.stem for folder in _shipped() for file in folder.glob("*.yaml")})
+    known = shipped_names()
     raise ConfigError(f"{path}: neither a file nor a configuration that comes with fedppd{suggest(str(path), known)}")
+
+
+def shipped_names() -> list[str]:
+    """The configurations that come with the package, by name."""
+    return sorted({file.stem for folder in _shipped() for file in folder.glob("*.yaml")})
 
 
 def _shipped() -> list[Path]:

@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
 from fedppd_ray.config.client import ClientConfig, check_client
+from fedppd_ray.config.conformal import ConformalConfig, check_shares
 from fedppd_ray.config.data import DataConfig, check_corruptions, check_data, check_network
 from fedppd_ray.config.names import check_names, own_names
 from fedppd_ray.config.names import client_ids as client_ids
 from fedppd_ray.config.nouns import AGGREGATIONS, FOLDER, METHODS, NETWORKS, SCORES, TRANSFORMS, DatasetInfo
+from fedppd_ray.config.ood_flag import OodFlagConfig
 from fedppd_ray.config.own_networks import brought, import_brought, is_own, open_networks
 from fedppd_ray.config.section import Section
 from fedppd_ray.config.table import TABLE
@@ -107,6 +109,8 @@ class EvaluationConfig(Section):
     export: Literal["last", "best"] = Field(
         default="last", description="which round's student is exported; best: of the lowest NLL on calibration rows"
     )
+    conformal: ConformalConfig = ConformalConfig()
+    ood_flag: OodFlagConfig = OodFlagConfig()
 
     @field_validator("ood", mode="after")
     @classmethod
@@ -123,6 +127,7 @@ class EvaluationConfig(Section):
         return (self.ood,) if isinstance(self.ood, str) else self.ood
 
 
+ENTROPY = "entropy"  # the score that there always is
 AUTO = "auto"  # evaluation.score: chosen on calibration rows and synthetic outliers
 Share = Literal["auto"] | Annotated[float, Field(ge=0)]
 
@@ -190,6 +195,7 @@ class Config(Section):
             raise ValueError("evaluation.score: auto is chosen on outliers made of images; for a table name a score")
         if self.evaluation.corruptions:
             check_corruptions(info)
+        check_shares(self.evaluation.conformal, info.classes)
         method.check(self)
         if self.data.server_pool == 0 and method.needs_pool(self.model_dump()):
             raise ValueError("data.server_pool: distillation on the server needs unlabelled rows; set it above 0")
@@ -248,7 +254,8 @@ class Config(Section):
         choices = METHODS[self.method].networks(self)
         names: list[tuple[Registry[Any], str]] = [(METHODS, self.method)]
         # A score is chosen among all that there are.
-        names += [(SCORES, name) for name in SCORES if self.evaluation.score in (AUTO, name)]
+        scores = {self.evaluation.score, self.evaluation.ood_flag.score}
+        names += [(SCORES, name) for name in SCORES if scores & {AUTO, name}]
         names += [(AGGREGATIONS, self.federation.aggregation), *((TRANSFORMS, name) for name in self.client.transforms)]
         names += [(NETWORKS, self.dataset.network(role) if choice.network == "auto" else choice.network)
                   for role, choice in choices.items() if not is_own(choice.network)]  # fmt: skip
@@ -299,6 +306,7 @@ def remove_key(values: dict[str, Any], key: str) -> object:
 def _check_names(config: Config) -> None:
     for key, registry, names in (
         ("evaluation.score", SCORES, [config.evaluation.score] if config.evaluation.score != AUTO else []),
+        ("evaluation.ood_flag.score", SCORES, [config.evaluation.ood_flag.score or ENTROPY]),
         ("federation.aggregation", AGGREGATIONS, [config.federation.aggregation]),
         ("client.transforms", TRANSFORMS, config.client.transforms),
     ):

@@ -11,6 +11,7 @@ from fedppd_ray.data.cache import data_root
 from fedppd_ray.data.datasets import Dataset, load, prepare, prepare_ood
 from fedppd_ray.data.discretion import discreet
 from fedppd_ray.data.folder import read_folder
+from fedppd_ray.data.mapped import rows_of
 from fedppd_ray.data.partition import Indices, Partition, partition
 from fedppd_ray.data.parts import Split
 from fedppd_ray.data.readers import tables
@@ -114,7 +115,7 @@ class Holdings:
 
 
 def _rows_of(split: Split, rows: Indices) -> Split:
-    return Split(split.images[rows], split.labels[rows])
+    return Split(rows_of(split.images, rows), split.labels[rows])
 
 
 def read_own(place: Path, info: DatasetInfo) -> Split:

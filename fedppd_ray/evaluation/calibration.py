@@ -1,6 +1,6 @@
-"""What calibration rows decide: the temperature, the score, and above which score to say "I don't know"."""
+"""What calibration rows decide: the temperature, the score, above which score to say "I don't know", the sets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,7 +8,11 @@ import numpy as np
 
 from fedppd_ray.config.schema import AUTO, EvaluationConfig
 from fedppd_ray.evaluation.metrics import auroc
+from fedppd_ray.evaluation.sets import calibrated_sets
+from fedppd_ray.federation.types import ClientInfo
 from fedppd_ray.inference.abstention import abstention_card
+from fedppd_ray.inference.drift import drift_card
+from fedppd_ray.inference.ood_flag import ood_card
 from fedppd_ray.inference.scores import ENTROPY, Labels, Outputs, Score, all_scores, score_named
 from fedppd_ray.inference.temperature import fit_temperature, scaled
 
@@ -20,11 +24,16 @@ class Calibration:
     choice: dict[str, Any] = field(default_factory=dict)  # what `auto` chose by: score → its figures
     abstention: dict[str, Any] | None = None
     nll: float | None = None  # on the calibration rows, before scaling
+    conformal: dict[str, Any] | None = None
+    ood: dict[str, Any] | None = None
+    drift: dict[str, Any] | None = None
 
     def entry(self) -> dict[str, Any]:
         """What a model card has of it, besides the abstention."""
         chosen = {"score_choice": self.choice} if self.choice else {}
-        return {"temperature": self.temperature, "score": self.score.name, **chosen}
+        more = {"conformal": self.conformal, "ood": self.ood, "drift": self.drift}
+        found = {key: value for key, value in more.items() if value}
+        return {"temperature": self.temperature, "score": self.score.name, **chosen, **found}
 
 
 def at_temperature(outputs: Outputs, temperature: float) -> Outputs:
@@ -34,11 +43,22 @@ def at_temperature(outputs: Outputs, temperature: float) -> Outputs:
 
 def needs_network(config: EvaluationConfig) -> bool:
     """Whether log-probabilities alone are too little for the score that is asked for."""
-    return config.score == AUTO or score_named(config.score).needs != "log_probabilities"
+    names = [config.score, *filter(None, [config.ood_flag.score])]
+    return AUTO in names or any(score_named(name).needs != "log_probabilities" for name in names)
 
 
-def calibrate(config: EvaluationConfig, known: Outputs, labels: Labels, outliers: Callable[[], Outputs]) -> Calibration:
-    """`known` are calibration rows (none: temperature 1, no threshold); `outliers` is asked only to choose a score."""
+def calibrate(
+    config: EvaluationConfig,
+    known: Outputs,
+    labels: Labels,
+    outliers: Callable[[], Outputs],
+    classes: Sequence[str] = (),
+    clients: Sequence[ClientInfo] = (),
+) -> Calibration:
+    """`known` are calibration rows (none: temperature 1, no threshold); `outliers` is asked only to choose a score.
+
+    `classes` are their names, `clients` who holds how many rows of each: for coverage by class and client.
+    """
     if len(labels) == 0:
         return Calibration(score=ENTROPY if config.score == AUTO else score_named(config.score))
     temperature = fit_temperature(known.log_probabilities, labels)
@@ -53,7 +73,12 @@ def calibrate(config: EvaluationConfig, known: Outputs, labels: Labels, outliers
     abstention = None
     if score.fits(served):
         abstention = abstention_card(served.log_probabilities, labels, config.coverage, score, score.of(served))
-    return Calibration(temperature, score, choice, abstention, nll)
+    names = classes or [str(number) for number in range(known.log_probabilities.shape[1])]
+    sets = calibrated_sets(config.conformal, served.log_probabilities, labels, names, clients)
+    flag, by = config.ood_flag, score_named(config.ood_flag.score or score.name)
+    ood = ood_card(by, by.of(served), flag.false_alarms) if by.fits(served) else None
+    drift = drift_card(served.log_probabilities, 0)
+    return Calibration(temperature, score, choice, abstention, nll, sets, ood, drift)
 
 
 def _compared(known: Outputs, labels: Labels, outliers: Outputs) -> dict[str, dict[str, float]]:

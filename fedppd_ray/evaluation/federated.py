@@ -84,7 +84,9 @@ def calibrate_by_asking(config: EvaluationConfig, ask: Ask, classes: int) -> Cal
         return Calibration(score=score)
     if too_few(rows, config.coverage):
         return Calibration(temperature, score, nll=nll)
-    return Calibration(temperature, score, {}, _abstention(config.coverage, score, temperature, ask, classes), nll)
+    return Calibration(
+        temperature, score, {}, threshold_by_asking(config.coverage, score, temperature, ask, classes), nll
+    )
 
 
 def _temperature(ask: Ask) -> tuple[float, float | None, int]:
@@ -102,7 +104,7 @@ def _temperature(ask: Ask) -> tuple[float, float | None, int]:
     return float(1 / (low * high) ** 0.5), nll, rows
 
 
-def _abstention(coverage: float, score: Score, temperature: float, ask: Ask, classes: int) -> dict[str, Any]:
+def threshold_by_asking(coverage: float, score: Score, temperature: float, ask: Ask, classes: int) -> dict[str, Any]:
     low, high = _span(score, temperature, ask, classes)
     question = Histogram(score=score.name, temperature=temperature, low=low, high=high)
     answers = ask(question)

@@ -18,9 +18,11 @@ from fedppd_ray.evaluation.metrics import adaptive_ece, classwise_ece, metrics_o
 from fedppd_ray.evaluation.per_class import Mask, per_class, per_site
 from fedppd_ray.evaluation.per_client import per_client
 from fedppd_ray.evaluation.selective import SELECTIVE, finite, score_figures
+from fedppd_ray.evaluation.sets import set_figures
 from fedppd_ray.federation.types import ClientInfo
 from fedppd_ray.inference.abstention import score_of, temperature_of
 from fedppd_ray.inference.held_out import HeldOut, joined_outputs, outputs_on
+from fedppd_ray.inference.ood_flag import is_foreign
 from fedppd_ray.inference.predictor import Predictor
 from fedppd_ray.inference.scores import Floats, Labels, Outputs, Score, all_scores, score_named
 
@@ -77,6 +79,10 @@ def evaluate_predictor(
         "scores": raw,
         **_notes(config, calibration),
     }
+    if card and card.get("conformal"):
+        figures["sets"] = set_figures(card, served.log_probabilities, labels, clients)
+    if card and card.get("ood"):
+        figures["ood_flag"] = _flagged(card, served, served_foreign)
     logs, classes = (known.log_probabilities, served.log_probabilities), config.dataset.classes
     figures["per_class"] = per_class(*logs, labels, classes, answered)
     if clients:
@@ -94,6 +100,18 @@ def evaluate_predictor(
         _scores(score, [served]),
         _scores(score, served_foreign.values()),
     )
+
+
+def _flagged(card: Mapping[str, Any], served: Outputs, foreign: Mapping[str, Outputs]) -> dict[str, Any]:
+    """Test rows that are called foreign, and foreign rows that are, in percent."""
+    score = score_named(card["ood"]["score"])
+    shares = {name: 100 * float(is_foreign(card, score.of(outputs)).mean()) for name, outputs in foreign.items()}
+    return {
+        "score": score.name,
+        "false_alarms_wanted": 100 * card["ood"]["false_alarms"],
+        "false_alarms": 100 * float(is_foreign(card, score.of(served)).mean()),
+        "flagged": shares,
+    }
 
 
 def evaluate_rows(

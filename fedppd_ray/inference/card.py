@@ -16,6 +16,7 @@ Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Between = Annotated[float, Field(gt=0, lt=1)]
 
 
 class _Part(BaseModel):
@@ -65,6 +66,43 @@ class Abstention(_Part):
         return self
 
 
+class OodFlag(_Part):
+    score: Name
+    false_alarms: Between
+    threshold: Finite | None  # null: nothing is flagged
+    rows: int = Field(ge=1)
+
+
+Counts = list[Annotated[int, Field(ge=0)]]
+
+
+class DriftRecord(_Part):
+    """Counts of calibration rows, that served ones are compared with: see `inference/drift.py`."""
+
+    rows: int = Field(ge=1)
+    directions: list[list[Finite]] = Field(min_length=1)
+    entropy: Counts = Field(min_length=2)
+    classes: Counts
+    projections: list[Counts] = Field(min_length=1)
+
+
+class SetLevel(_Part):
+    confidence: Between
+    thresholds: list[Finite | None] = Field(min_length=1)  # one, or one for each class; null: the class is in every set
+
+
+class Conformal(_Part):
+    """Prediction sets: see `inference/conformal.py`. What it promises is promised of all rows together."""
+
+    method: Literal["lac", "aps", "raps"]
+    penalty: float = Field(0.0, ge=0, allow_inf_nan=False)
+    free_classes: int = Field(0, ge=0)
+    guarantee: Literal["marginal"]
+    rows: int = Field(ge=1)
+    confidence: Between
+    table: list[SetLevel]
+
+
 class Card(_Part):
     """What every card has; an image's and a table's say how their rows become the network's inputs."""
 
@@ -79,8 +117,28 @@ class Card(_Part):
     classes: list[Name] = Field(min_length=2)
     metrics: dict[str, float | None]
     abstention: Abstention | None
+    conformal: Conformal | None = None
+    ood: OodFlag | None = None
+    drift: DriftRecord | None = None
     config_hash: Digest
     sha256: Digest
+
+    @model_validator(mode="after")
+    def _drift_fits(self) -> Self:
+        if self.drift is not None:
+            sizes = {len(self.classes), len(self.drift.classes), *map(len, self.drift.directions)}
+            if len(sizes) > 1 or len(self.drift.directions) != len(self.drift.projections):
+                raise ValueError("drift: its counts do not fit the classes")
+            if any(sum(counts) != self.drift.rows for counts in (self.drift.entropy, *self.drift.projections)):
+                raise ValueError("drift: its counts do not add up to its rows")
+        return self
+
+    @model_validator(mode="after")
+    def _sets_fit(self) -> Self:
+        for level in self.conformal.table if self.conformal else ():
+            if len(level.thresholds) not in (1, len(self.classes)):
+                raise ValueError(f"conformal: confidence {level.confidence:g} needs a threshold, or one for each class")
+        return self
 
 
 class ImageCard(Card):

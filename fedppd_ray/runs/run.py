@@ -63,11 +63,13 @@ class Run:
             return evaluate_data(self.location, [Path(place) for place in data]).figures
         return evaluate_run(self.location, corruptions=corruptions).figures
 
-    def predict(self, images: Sequence[Path | str], coverage: float | None = None) -> list[dict[str, Any]]:
+    def predict(
+        self, images: Sequence[Path | str], coverage: float | None = None, confidence: float | None = None
+    ) -> list[dict[str, Any]]:
         """Answers for image files, or for the rows of CSV files, in their order.
 
         Parameters: `images`, paths of image files or of tables, or of folders with such; `coverage`, another share of
-        answers than the default.
+        answers than the default; `confidence`, with which each answer's `set` of classes holds the right one.
         """
         student = self.student()
         _warn(student.card)
@@ -76,12 +78,14 @@ class Run:
             return [
                 {"file": str(path), "row": row, **answer}
                 for path in images
-                for row, answer in enumerate(student.predict_table(tables.read(Path(path)), coverage, str(path)), 1)
+                for row, answer in enumerate(
+                    student.predict_table(tables.read(Path(path)), coverage, str(path), confidence=confidence), 1
+                )
             ]
         answers = []
         for start in range(0, len(images), BATCH):  # a folder may hold more than memory does
             rows = picture_rows(images[start : start + BATCH], student.shape, student.range)
-            answers += student.predict(rows, coverage)
+            answers += student.predict(rows, coverage, confidence)
         return [{"image": str(path), **answer} for path, answer in zip(images, answers, strict=True)]
 
 
@@ -91,6 +95,8 @@ def evaluate_run(location: Location, *, corruptions: bool = False) -> Evaluation
         store = RunStore(run.folder)
         config, history = store.config(), store.history()
         clients = store.clients() if store.has_clients() else []
+        round_id = read_card(location)["round"]
+        own = {"per_site": found} if (found := store.client_figures(round_id)) else {}
     if corruptions:
         try:
             check_corruptions(config.dataset)
@@ -100,7 +106,7 @@ def evaluate_run(location: Location, *, corruptions: bool = False) -> Evaluation
     card, model = read_student(location)
     _warn(card)
     seen = with_card(evaluate_predictor(config, network_predictor(model), card=card, clients=clients), card)
-    return replace(seen, figures={**seen.figures, **teacher_of(history, card["round"])})
+    return replace(seen, figures={**seen.figures, **own, **teacher_of(history, card["round"])})
 
 
 def evaluate_data(location: Location, places: Sequence[Path]) -> Evaluation:

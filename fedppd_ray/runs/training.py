@@ -6,8 +6,9 @@ The loop in `run_rounds` is all there is: every round is accepted, recorded and 
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from fedppd_ray.config.nouns import FOLDER
 from fedppd_ray.config.schema import Config
 from fedppd_ray.config.table import TABLE
 from fedppd_ray.errors import FedPPDError, ServerLostError
+from fedppd_ray.evaluation.by_clients import with_sets
 from fedppd_ray.evaluation.calibration import Calibration, calibrate, needs_network
 from fedppd_ray.evaluation.federated import calibrate_by_asking
 from fedppd_ray.evaluation.metrics import Metrics, metrics_of
+from fedppd_ray.evaluation.own_rows import as_sites, question_for
 from fedppd_ray.federation.concerns import concerns
 from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.failure_policy import FailurePolicy
@@ -51,6 +54,7 @@ class Training:
     clock: Callable[[], float] = time.monotonic
     _method: Method = field(init=False)
     _held_out: HeldOut = field(init=False)
+    _clients: Sequence[ClientInfo] = field(init=False, default=())
     _warned: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +70,7 @@ class Training:
         first = start.round + 1 if start else 1
         described = self.executor.clients.describe()
         self.store.save_clients(described)
+        self._clients = described
         self._say_concerns(described)
         self.observer.run_started(config, first, described)
         state = server.state()
@@ -153,8 +158,17 @@ class Training:
         if (warning := never_abstains(card)) and not self._warned:
             log.warning(warning)
             self._warned = True
+        self._ask_clients(state, card)
         self.observer.exported(state.round, card)
         return more
+
+    def _ask_clients(self, state: GlobalState, card: Mapping[str, Any]) -> None:
+        """How the student does at each client that keeps rows back: kept beside the export."""
+        kept = any(section.held_out for section in self.config.clients.values())
+        if not (kept or self.config.data.kept_by_clients):
+            return
+        if found := as_sites(self.executor.clients.ask(question_for(card), state)):
+            self.store.save_client_figures(state.round, found)
 
     @property
     def _classes(self) -> int:
@@ -167,8 +181,9 @@ class Training:
         """
         round_id = state.round
         if self.config.data.kept_by_clients:
-            ask, evaluation = self.executor.clients.ask, self.config.evaluation
-            return calibrate_by_asking(evaluation, lambda question: ask(question, state), self._classes)
+            ask, evaluation = partial(self.executor.clients.ask, state=state), self.config.evaluation
+            found = calibrate_by_asking(evaluation, ask, self._classes)
+            return with_sets(found, evaluation, self.config.dataset.classes, ask)
         labels = self._held_out.labels("calibration")
         if not len(labels):
             known = Outputs(np.empty((0, self._classes)))
@@ -177,7 +192,14 @@ class Training:
         else:
             known = self._held_out.outputs(network, "calibration")
             self._finite(known.log_probabilities, "calibration", round_id)
-        return calibrate(self.config.evaluation, known, labels, lambda: self._held_out.outputs(network, "outliers"))
+        return calibrate(
+            self.config.evaluation,
+            known,
+            labels,
+            lambda: self._held_out.outputs(network, "outliers"),
+            self.config.dataset.classes,
+            self._clients,
+        )
 
     def _improves(self, nll: float | None) -> bool:
         """Whether no earlier round has a lower NLL on the calibration rows."""

@@ -30,6 +30,7 @@ async function start() {
   $("model-line").textContent = `version ${card.version}, round ${card.round}${accuracy}`;
   showBars(card.classes.map(() => 0));
   offerCoverages();
+  offerConfidences();
   if (card.table) {
     $("pictures").hidden = true;
     $("badge").textContent = "waiting for values";
@@ -68,6 +69,20 @@ function offerCoverages() {
   showThreshold(calibration);
 }
 
+const CONFIDENCES = [0.8, 0.9, 0.95, 0.99];
+
+function offerConfidences() {
+  const sets = card.conformal;
+  if (!sets) return;
+  const highest = Math.max(0, ...sets.table.map((row) => row.confidence));
+  for (const share of CONFIDENCES.filter((share) => share <= highest)) {
+    $("confidence").append(new Option(`${percent(share)} of cases`, share, false, share === sets.confidence));
+  }
+  $("confidence-row").hidden = !$("confidence").length;
+  $("set-note").textContent = `Over all ${card.table ? "rows" : "images"} like the ${sets.rows} it was calibrated on; not for one class or one site by itself.`;
+  $("set-note").hidden = $("confidence-row").hidden;
+}
+
 const percent = (share) => `${+(100 * share).toFixed(1)} %`;
 
 // ---- asking
@@ -78,7 +93,8 @@ async function ask(body, type) {
   const headers = { "Content-Type": type };
   const token = sessionStorage.getItem("token");
   if (token) headers.Authorization = `Bearer ${token}`;
-  const query = $("coverage").value ? `?coverage=${$("coverage").value}` : "";
+  const asks = ["coverage", "confidence"].filter((name) => $(name).value).map((name) => `${name}=${$(name).value}`);
+  const query = asks.length ? `?${asks.join("&")}` : "";
   try {
     const response = await fetch(`predict${query}`, { method: "POST", headers, body });
     const answer = await response.json().catch(() => ({}));
@@ -108,12 +124,15 @@ function show({ predictions: [prediction], abstention, hint }) {
   const badge = $("badge");
   badge.textContent = prediction.abstain ? "abstains: I don't know" : "answers";
   badge.className = `badge ${prediction.abstain ? "unsure" : "sure"}`;
+  $("foreign").hidden = !prediction.ood;
   const share = prediction.normalized_entropy;
   $("entropy").textContent = `${prediction.entropy.toFixed(3)} nats (${percent(share)})`;
   $("gauge").setAttribute("aria-valuenow", share.toFixed(3));
   $("gauge-fill").style.width = `${100 * share}%`;
   $("gauge-fill").classList.toggle("unsure", prediction.abstain);
   if (abstention) showThreshold(abstention);
+  $("set").hidden = !prediction.set;
+  $("set").textContent = prediction.set?.length > 1 ? `one of ${prediction.set.join(", ")}` : `only ${prediction.set?.[0]}`;
   showBars(prediction.probabilities);
 }
 
@@ -166,6 +185,7 @@ function clearAll() {
   $("entropy").textContent = "–";
   $("gauge-fill").style.width = "0";
   $("gauge").setAttribute("aria-valuenow", "0");
+  $("set").hidden = $("foreign").hidden = true;
   showError("");
   if (card) showBars(card.classes.map(() => 0));
 }
@@ -351,6 +371,7 @@ $("file").addEventListener("blur", () => document.querySelector("label[for=file]
 $("invert").addEventListener("change", () => { if (!$("picture").hidden) take(chosen); });
 $("clear").addEventListener("click", () => { chosen = null; clearAll(); });
 $("coverage").addEventListener("change", again);
+$("confidence").addEventListener("change", again);
 $("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", $("token").value.trim());

@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from fedppd_ray.inference.temperature import scaled
 from fedppd_ray.runs.run import evaluate_run
 from tests.service.conftest import Client, npy, png
 
@@ -20,7 +21,8 @@ def test_answer_has_the_promised_form(client: TestClient, digits: Any) -> None:
     answer = client.post("/predict", json={"instances": [digits.images[0][0].tolist()]}).json()
     assert answer["model"].keys() == {"name", "version", "round"}
     (prediction,) = answer["predictions"]
-    assert list(prediction) == ["label", "class_name", "probabilities", "entropy", "normalized_entropy", "abstain"]
+    told = ["label", "class_name", "probabilities", "entropy", "normalized_entropy", "abstain", "ood"]
+    assert list(prediction) == told
     probabilities = np.array(prediction["probabilities"])
     assert probabilities.sum() == pytest.approx(1, abs=1e-12)
     assert prediction["entropy"] == pytest.approx(-(probabilities * np.log(probabilities)).sum(), abs=1e-9)
@@ -30,8 +32,9 @@ def test_answer_has_the_promised_form(client: TestClient, digits: Any) -> None:
 
 @pytest.fixture(scope="module")
 def evaluated(digits_run: Path) -> Any:
-    """Probabilities of the held-out rows, as `fedppd evaluate` computes them."""
-    return np.exp(evaluate_run(digits_run).log_probabilities)
+    """Probabilities of the held-out rows, as `fedppd evaluate` computes them, at the card's temperature."""
+    seen = evaluate_run(digits_run)
+    return np.exp(scaled(seen.log_probabilities, seen.figures["temperature"]))
 
 
 @pytest.mark.parametrize("kind", ["json", "npy uint8", "npy float", "npy fortran", "png"])

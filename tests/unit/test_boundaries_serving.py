@@ -210,7 +210,7 @@ def test_an_answer_is_one_students_however_a_reload_falls(
             return await real(student, pixels)
 
         monkeypatch.setattr(predictor, "log_probabilities", interrupted)
-    answer = asyncio.run(answerer.predict(asked, inputs.PNG, None))
+    answer = asyncio.run(answerer.predict(asked, inputs.PNG, inputs.NOTHING))
     second = predictor.current
     assert second.version != first.version
     own = second if when == "while the body arrives" else first
@@ -264,7 +264,7 @@ def test_the_coverage_may_be_asked_for_in_the_query_or_in_the_body(
 ) -> None:
     answerer = Answerer(predictor, predictor._settings, predictor.metrics)
     content = {"instances": [np.zeros((28, 28)).tolist()], **({} if body is None else {"coverage": body})}
-    answer = asyncio.run(answerer.predict(request(json.dumps(content).encode()), inputs.JSON, query))
+    answer = asyncio.run(answerer.predict(request(json.dumps(content).encode()), inputs.JSON, inputs.Asked(query)))
     assert answer.level == abstention_level(predictor.current.card, answered)
     assert answer.level is not None
     assert answer.level["coverage"] == answered
@@ -276,7 +276,7 @@ def test_abstentions_and_answers_are_counted_apart(predictor: Predictor) -> None
     images = np.random.default_rng(1).integers(0, 256, (40, 28, 28), np.uint8)
     levels = np.sort(entropy(student.log_probabilities(images[:, None])))
     student.card["abstention"]["threshold"] = float(levels[29]) + 1e-7  # between two rows: ten abstain
-    answer = asyncio.run(answerer.predict(request(npy(images)), inputs.NPY, None))
+    answer = asyncio.run(answerer.predict(request(npy(images)), inputs.NPY, inputs.NOTHING))
     assert sum(row["abstain"] for row in answer.predictions) == 10
     text = predictor.metrics.text().decode()
     assert samples(text, "fedppd_predictions_total") == {'{abstain="true"}': 10.0, '{abstain="false"}': 30.0}
