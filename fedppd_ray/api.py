@@ -18,8 +18,10 @@ from fedppd_ray.inference.scores import Score
 from fedppd_ray.methods.base import Method
 from fedppd_ray.reports.active import write_study
 from fedppd_ray.reports.comparison import write_comparison
+from fedppd_ray.runs.batch import Format, do_part, plan_job
+from fedppd_ray.runs.export import load_student, read_card
 from fedppd_ray.runs.journal import read_journal
-from fedppd_ray.runs.remote import Location, open_to_read
+from fedppd_ray.runs.remote import Location, absolute, open_to_read
 from fedppd_ray.runs.run import Run
 from fedppd_ray.runs.store import RunStore
 from fedppd_ray.sites.coordinator import Listen, listen_again
@@ -182,6 +184,46 @@ def study_active(
         )
 
     return active.study(planned, run, partial(write_study, planned.out))
+
+
+def predict_files(
+    run: Location,
+    inputs: Sequence[Path],
+    out: Path,
+    *,
+    form: Format = "parquet",
+    part_rows: int = 10_000,
+    coverage: float | None = None,
+    address: str | None = None,
+    serial: bool = False,
+    started: Callable[[int, int], None] = lambda done, rows: None,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> int:
+    """Answers for the rows of large files, as files in a folder; the same call continues one that was stopped.
+
+    Parameters
+    ----------
+    inputs: .npy files or folders of images, or CSV and Parquet files for a student of tables.
+    out: the folder; it gets part-000000.parquet (or .csv) and so on, each of `part_rows` rows.
+    coverage: another share of answered rows than the export's default.
+    address, serial: as in `train`. The files must be readable, and the folder writable, on every node.
+    started: is told how many rows are there already, and how many there are.
+    progress: is told the rows of each part as it is written.
+
+    Returns the number of rows, of this call and of those before it.
+    """
+    job = plan_job(absolute(run), read_card(run), inputs, out.resolve(), form, coverage, part_rows)
+    rows = sum(part.rows for part in job.parts)
+    started(rows - sum(part.rows for part in job.waiting), rows)
+    if serial:
+        student = load_student(run)
+        for part in job.waiting:
+            progress(do_part(student, job, part))
+    else:
+        from fedppd_ray.runtime.batch import run_job
+
+        run_job(job, progress, address)
+    return rows
 
 
 def study_base(config: Path | str, overrides: Overrides = ()) -> Config:

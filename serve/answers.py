@@ -22,6 +22,7 @@ from fedppd_ray.inference.abstention import abstention_level
 from fedppd_ray.inference.conformal import conformal_level
 from fedppd_ray.inference.student import describe_predictions
 from serve import inputs
+from serve.access_log import current_request
 from serve.body import Admission, read_body
 from serve.decoder_process import TENSORS
 from serve.decoders import Decoders
@@ -90,10 +91,28 @@ class Answerer:
             with stage("body"):
                 body = await read_body(request, place, self.settings)
             # Taken once: input and answer belong to this student, even if another is swapped in meanwhile.
-            student = self.predictor.current
+            student = self._chosen()
             with stage("decode"):
                 given = await self._given(body, media_type, student)
-            return await self.answer(student, given, _agreed(query, given.asked))
+            asked = _agreed(query, given.asked)
+            try:
+                return await self.answer(student, given, asked)
+            except Exception as error:  # of a candidate, which takes the same inputs: nobody shall notice
+                if not self._gave_up(student, error):
+                    raise
+                return await self.answer(self.predictor.current, given, asked)
+
+    def _chosen(self) -> ServedStudent:
+        trial = self.predictor.trial
+        canary = None if trial is None else trial.canary_for(current_request.get())
+        return canary or self.predictor.current
+
+    def _gave_up(self, student: ServedStudent, error: Exception) -> bool:
+        """Whether it was the candidate that failed; a caller's own mistake is none of its failures."""
+        trial = self.predictor.trial
+        if trial is None or (isinstance(error, RequestError) and error.status < 500):
+            return False
+        return trial.give_up(student)
 
     async def _given(self, body: inputs.Body, media_type: str, student: ServedStudent) -> Given:
         takes = student.takes
@@ -169,7 +188,10 @@ class Answerer:
         for prediction, names in zip(predictions, given.outside or (), strict=False):
             prediction["outside"] = names
         self._count(predictions)
-        self.drift.note(student, log_probabilities)
+        if student is self.predictor.current:  # not a candidate, nor one that was just replaced
+            self.drift.note(student, log_probabilities)
+        if (trial := self.predictor.trial) is not None:
+            trial.offer(current_request.get(), given.values)
         return Answer(student, level, predictions, given.hint, sets.described(student.card) if sets else None)
 
     def _count(self, predictions: list[dict[str, Any]]) -> None:

@@ -74,10 +74,13 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if settings.watch else []
+        watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if predictor.watching else []
         watchers += [Watcher(tokens.refresh, settings.poll_seconds)] if settings.token_file else []
         watchers += [Watcher(replicas.write, WRITE_SECONDS)] if replicas else []
         watchers.append(Watcher(answerer.drift.step, STEP_SECONDS, answerer.drift.begin))
+        if (trial := predictor.trial) is not None:
+            trial.start()
+            watchers.append(Watcher(trial.refresh, settings.poll_seconds))
         for watcher in watchers:
             watcher.start()
         answerer.start()
@@ -85,6 +88,8 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
             yield
         for watcher in watchers:
             watcher.stop()
+        if trial is not None:
+            trial.stop()
         if log is not None:
             log.close()
         if tracing is not None:

@@ -19,6 +19,7 @@ from ray.serve.metrics import Gauge
 from fedppd_ray.config.own_networks import allow
 from fedppd_ray.errors import ConfigError
 from fedppd_ray.runs.remote import absolute
+from fedppd_ray.runs.signature import trust, trusted_key
 from serve.access_log import WithRequest
 from serve.app import create_app
 from serve.metrics import Metrics
@@ -47,6 +48,7 @@ class StudentReplica:
         _log_to_stderr()
         self._settings = _with_threads(Settings.model_validate(settings))
         allow(self._settings.allow_networks)
+        trust(self._settings.trusted_key)
         self._predictor = Predictor(self._settings, Metrics(), self.load)
         _RayMirror(self._predictor.metrics).start()
         # What is loaded now stays: the collector need not look at a million objects again while requests wait.
@@ -99,7 +101,8 @@ def application(args: ApplicationArgs) -> Any:
             f"no token: set ${TOKEN_VARIABLE} or ${TOKEN_FILE_VARIABLE} on the head node, or `insecure: true` in args"
         )
     file = args.token_file or (str(path) if (path := token_file(os.environ)) else None)
-    settings = args.model_copy(update={"tokens": tokens, "token_file": file}).model_dump(exclude={"insecure"})
+    found = {"tokens": tokens, "token_file": file, "trusted_key": args.trusted_key or trusted_key()}
+    settings = args.model_copy(update=found).model_dump(exclude={"insecure"})
     return Student.bind(settings | {"run": absolute(args.run)})
 
 

@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import shutil
+import signal
 import socket
 import ssl
 import threading
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from fedppd_ray.errors import ConfigError, FedPPDError, ResourceError
-from fedppd_ray.runs.export import read_card
 from fedppd_ray.runs.remote import Location, absolute
+from fedppd_ray.runs.signature import trusted_key
 from serve.haproxy_config import CLIENT_HEADER
 from serve.proxy import ray_folder, set_proxy_environment, short_folder
 from serve.settings import Settings, check_exposure, check_ray_authentication
+from serve.source import source_of
 from serve.tls import certificate_file
 from serve.tokens import read_tokens, token_file
 from serve.tracing import trace_endpoint
@@ -70,12 +72,13 @@ def serve_until(
     check_exposure(plan.host, bool(tokens), plan.insecure)
     if not os.environ.get("RAY_ADDRESS"):
         check_ray_authentication(os.environ, plan.insecure)
-    card = read_card(plan.run)
+    card = source_of(plan.run).card()
     cores = os.cpu_count() or 1
     settings = Settings(
         run=absolute(plan.run),
         watch=plan.watch,
         threads=max(1, cores // plan.replicas),
+        trusted_key=trusted_key(),
         tokens=tokens,
         token_file=_absolute(plan.token_file or token_file(os.environ)),
         client_requests_a_second=plan.client_requests,
@@ -129,18 +132,19 @@ def _ray(plan: Plan, cores: int) -> Iterator[dict[str, Any]]:
             "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS,
         }
         try:
-            if address:
-                ray.init(address=address, **quiet)
-            else:
-                # A node address of this machine alone: no port of this Ray is meant for others.
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    num_cpus=max(cores, plan.replicas),
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=temporary,
-                    **quiet,
-                )
+            with _same_answer_to_sigterm():
+                if address:
+                    ray.init(address=address, **quiet)
+                else:
+                    # A node address of this machine alone: no port of this Ray is meant for others.
+                    ray.init(
+                        address="local",
+                        include_dashboard=False,
+                        num_cpus=max(cores, plan.replicas),
+                        _node_ip_address="127.0.0.1",
+                        _temp_dir=temporary,
+                        **quiet,
+                    )
             ray_serve.start(http_options=http, proxy_location="HeadOnly" if not address else "EveryNode")
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             reason = " ".join(str(error).split())[:300]
@@ -160,6 +164,15 @@ def _shared_metrics(folder: Path, address: str | None) -> dict[str, str]:
         return {}
     (folder / "metrics").mkdir()
     return {"metrics_folder": str(folder / "metrics")}
+
+
+@contextmanager
+def _same_answer_to_sigterm() -> Iterator[None]:
+    """ray.init puts a handler of its own there, which ends the process at once; service managers ask by SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

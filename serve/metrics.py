@@ -133,7 +133,8 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def add(self, *families: _Family) -> None:
-        self._families = (*self._families, *families)
+        """Of a part of the service that not every replica has."""
+        self._families += families
 
     def collect(self) -> Iterator[Metric]:
         for family in self._families:

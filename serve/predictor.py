@@ -13,12 +13,13 @@ from typing import Any
 from fedppd_ray.data.parts import RawRows
 from fedppd_ray.errors import CheckpointError
 from fedppd_ray.inference.scores import Floats
-from fedppd_ray.runs.export import read_card
 from fedppd_ray.runs.remote import Location
 from serve.batching import Batcher
 from serve.metrics import Metrics
 from serve.settings import Settings
+from serve.source import source_of
 from serve.student import ServedStudent
+from serve.trial import Trial
 
 logger = logging.getLogger("fedppd.serve")
 
@@ -47,6 +48,7 @@ class Predictor:
         self._settings = settings
         self.metrics = metrics
         self._run = settings.run
+        self._source = source_of(settings.run)
         self._load = load
         self._student = self._read(_ATTEMPTS)
         self._refused: object = None
@@ -54,6 +56,13 @@ class Predictor:
         self._lock = threading.Lock()
         self._batcher = Batcher(settings.max_batch, settings.threads, metrics.batch_rows.observe)
         metrics.model_round.set(self._student.round)
+        registry = self._source.registry
+        self.watching = settings.watch or registry is not None
+        self.trial = (
+            Trial(registry, lambda: self.current, self.refresh, self._loaded, settings.trial_budget, metrics)
+            if registry is not None
+            else None
+        )
 
     @property
     def current(self) -> ServedStudent:
@@ -96,16 +105,19 @@ class Predictor:
         """Weights and card are renamed one after the other: a reader in between sees a mismatch, and looks again."""
         for _ in range(attempts - 1):
             try:
-                return self._load(self._run, self._settings.max_images)
+                return self._loaded(self._source.location())
             except CheckpointError as error:
                 logger.debug("reading %s again: %s", self._run, error)
                 time.sleep(_PAUSE_SECONDS)
-        return self._load(self._run, self._settings.max_images)
+        return self._loaded(self._source.location())
+
+    def _loaded(self, location: Location) -> ServedStudent:
+        return self._load(location, self._settings.max_images)
 
     def _newest(self) -> object:
-        """The card in the run folder, or the text of what is wrong with it."""
+        """The card of what should be served, or the text of what is wrong with it."""
         try:
-            return read_card(self._run)
+            return self._source.card()
         except CheckpointError as error:
             return str(error)
         except (KeyError, TypeError) as error:
@@ -138,12 +150,13 @@ class Predictor:
         return {
             **self._student.card,
             "reload": {
-                "watching": self._settings.watch,
+                "watching": self.watching,
                 "loaded_at": state.loaded_at,
                 "reloads": state.reloads,
                 "refused": state.refused,
                 "error": state.error,
             },
+            **({} if self.trial is None else {"trial": self.trial.describe()}),
         }
 
     def close(self) -> None:

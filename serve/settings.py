@@ -19,7 +19,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    run: str = Field(description="The run folder, or s3:// URL, whose exported student is served.")
+    run: str = Field(description="The run or registry, a folder or s3:// URL, whose student is served.")
     watch: bool = Field(False, description="Swap in a newly exported student while serving.")
     poll_seconds: float = Field(1.0, gt=0, le=3600, description="How often a watched run is looked at.")
     threads: int | None = Field(None, ge=1, description="Torch threads of a replica. Default: as Ray assigns CPUs.")
@@ -43,6 +43,10 @@ class Settings(BaseModel):
         (),
         description="Networks of your own (package.module:Class) that may be imported, besides $FEDPPD_ALLOW_NETWORKS.",
     )
+    trusted_key: Digest | None = Field(
+        None,
+        description="Public key that must have signed what is served. Default: $FEDPPD_TRUSTED_KEY.",
+    )
     tokens: dict[str, Digest] = Field(
         {},
         description="SHA-256 of each bearer token, by name. Tokens themselves never travel, nor show in a dashboard.",
@@ -61,14 +65,15 @@ class Settings(BaseModel):
         None, description="Where replicas write their metrics, so that each can answer for all; None: for itself."
     )
     otlp_endpoint: str | None = Field(None, description="An OpenTelemetry collector, for traces by OTLP/HTTP.")
-    drift_seconds: float = Field(
-        900.0, ge=1, le=86_400, description="How often served rows are compared with known ones."
-    )
+    drift_seconds: float = Field(900.0, ge=1, le=86_400, description="How often rows are compared with known ones.")
     drift_false_alarms: float = Field(
         0.01, gt=0, lt=1, description="Share of days with a drift alarm in a replica, where nothing has changed."
     )
     drift_webhook: str | None = Field(
         None, pattern="^https?://", description="Gets a POST with JSON when drift begins, and when it ends."
+    )
+    trial_budget: float = Field(
+        0.02, gt=0, le=1, description="Share of a core that comparing a candidate with the current student may take."
     )
     access_log: str | None = Field(None, description="A file that gets one JSON line for each request.")
 

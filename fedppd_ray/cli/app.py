@@ -6,16 +6,18 @@ Heavy imports (torch, Ray, matplotlib) happen inside the commands, so that `--he
 import json
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fedppd_ray import __version__
 from fedppd_ray.cli import facts, reference, training
+from fedppd_ray.cli.batch import BatchFormat, predict_batch
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
-from fedppd_ray.cli.options import JsonOption, RootOption, RunArgument
+from fedppd_ray.cli.options import AddressOption, JsonOption, RootOption, RunArgument
 from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
@@ -25,7 +27,6 @@ app = typer.Typer(
     name="fedppd",
     help="Federated learning that knows what it does not know: FedPPD on Ray.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -39,6 +40,9 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(registry_app, name="registry")
 
 
+_debug = False  # whether a traceback is asked for
+
+
 def _version(value: bool) -> None:
     if value:
         print(f"fedppd {__version__}")
@@ -48,6 +52,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _main(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log lines of --verbose, and tracebacks.")] = False,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Log lines as text, or as one JSON object each.")
     ] = LogFormat.TEXT,
@@ -55,7 +60,9 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    configure_logging(verbose, log_format)
+    global _debug
+    _debug = debug
+    configure_logging(verbose or debug, log_format)
 
 
 app.command()(training.train)
@@ -116,11 +123,25 @@ def predict(
         float | None,
         typer.Option("--coverage", help="Answer about this share of rows like the calibration rows, e.g. 0.8."),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="A batch job: answers go to files here. Also of .npy, Parquet, folders of images."),
+    ] = None,
+    form: Annotated[BatchFormat, typer.Option("--format", help="Of a batch job's files.")] = BatchFormat.PARQUET,
+    part_rows: Annotated[int, typer.Option("--part-rows", min=1, help="Rows per file of a batch job.")] = 10_000,
+    address: AddressOption = None,
+    serial: Annotated[bool, typer.Option("--serial", help="A batch job in this process, without Ray.")] = False,
 ) -> None:
     """What is in these images or rows, how sure the student is, and whether it would rather not say.
 
-    A student of tables answers in CSV: one line per row.
+    A student of tables answers in CSV: one line per row. With --out it is a batch job on Ray Data, for millions of
+    rows: the same command continues one that was stopped.
     """
+    if out is not None:
+        predict_batch(run, images, out, form, part_rows, coverage, address, serial)
+        return
+    if serial or address:
+        fail("--serial, --address: they are for a batch job; say where its answers go with --out DIR", 2)
     from fedppd_ray.cli.console import answers_as_csv
     from fedppd_ray.runs.run import Run
 
@@ -283,15 +304,28 @@ def _stop_event() -> threading.Event:
 
 
 def main(run: Callable[[], Any] = app) -> None:
-    """Expected failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped."""
+    """Failures are one line and an exit code: 1 the run failed, 2 the user's to mend, 130 stopped.
+
+    A traceback is for who asks for it, with --debug.
+    """
     try:
         run()
-    except FedPPDError as error:
+    except Exception as error:
+        if _debug:
+            traceback.print_exc()
+        _explain(error)
+    except KeyboardInterrupt:
+        fail("stopped", 130)
+
+
+def _explain(error: Exception) -> NoReturn:
+    if isinstance(error, FedPPDError):
         fail(str(error), error.exit_code)
-    except OSError as error:
+    if isinstance(error, OSError):
         # A full disk, a folder without permission: the system's word is all there is to say.
         where = f"{error.filename}: " if error.filename else ""
         again = "finished rounds are saved: the same command goes on, a run with `fedppd resume`"
         fail(f"{where}{error.strerror or error}; {again}", 1)
-    except KeyboardInterrupt:
-        fail("stopped", 130)
+    reason = " ".join(str(error).split())[:500]
+    hint = "" if _debug else "; `fedppd --debug …` shows where"
+    fail(f"a defect of fedppd, or of a plugin: {type(error).__name__}: {reason}{hint}", 1)

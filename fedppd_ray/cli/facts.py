@@ -1,4 +1,4 @@
-"""`fedppd data sums` and `fedppd data facts`: the facts of tables that stay where they are."""
+"""`fedppd data sums` and `fedppd data facts`: the facts of tables and images that stay where they are."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +13,15 @@ ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run'
 
 def sums(
     config: ConfigArgument,
-    table: Annotated[Path, typer.Argument(metavar="FILE", help="This client's CSV or Parquet file.")],
+    place: Annotated[Path, typer.Argument(metavar="PLACE", help="This client's CSV or Parquet file, or its folder.")],
 ) -> None:
-    """Print what leaves a client of its table: per column counts, sums, extremes and categories. No row does."""
-    from fedppd_ray.data.sums_file import sums_of_file, write_sums
+    """Print what leaves a client: per column counts, sums, extremes and categories; of images sums per channel."""
+    from fedppd_ray.data.image_sums import ImageSums, write_image_sums
+    from fedppd_ray.data.own import sums_at
+    from fedppd_ray.data.sums_file import write_sums
 
-    print(write_sums(sums_of_file(table, _table(_values(config)))))
+    found = sums_at(str(place), _data(_values(config)))
+    print(write_image_sums(found) if isinstance(found, ImageSums) else write_sums(found))
 
 
 def facts(
@@ -29,20 +32,21 @@ def facts(
     ] = None,
     address: AddressOption = None,
 ) -> None:
-    """Print the section data.table, complete, from clients' sums; without files, of clients.*.data on their nodes."""
+    """Print data.table or data.folder, complete, from clients' sums; without files, clients.*.data are asked for."""
     import yaml
 
-    from fedppd_ray.data.sums_file import read_sums, section_of
-    from fedppd_ray.data.table import Sums
+    from fedppd_ray.data.own import section_from
+    from fedppd_ray.data.sums_file import read_any_sums
 
     values = _values(config)
-    parts: list[Sums] = [read_sums(file) for file in files or ()]
+    data = _data(values)
+    parts: dict[str, Any] = {str(file): read_any_sums(file, data) for file in files or ()}
     if not parts:
         from fedppd_ray.runtime.table_sums import ask_clients
 
-        parts = ask_clients(_clients(values), _table(values), address)
-    section = section_of(parts, _table(values))
-    print(yaml.safe_dump({"data": {"table": section}}, sort_keys=False, allow_unicode=True), end="")
+        parts = ask_clients(_clients(values), data, address)
+    section = _plain(section_from(parts, data))
+    print(yaml.safe_dump({"data": {data["name"]: section}}, sort_keys=False, allow_unicode=True), end="")
 
 
 def _values(config: Path) -> dict[str, Any]:
@@ -57,10 +61,20 @@ def _values(config: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _table(values: dict[str, Any]) -> dict[str, Any]:
-    """What the user said of the table, without facts that an earlier look may have left there."""
-    section = (values.get("data") or {}).get("table") or {}
-    return {key: value for key, value in section.items() if key not in ("classes", "columns", "clients")}
+def _data(values: dict[str, Any]) -> dict[str, Any]:
+    """What the user said of the data, without facts that an earlier look may have left there."""
+    data = {"name": "table", **(values.get("data") or {})}
+    if data["name"] not in ("table", "folder"):
+        raise ConfigError(f"data.name: {data['name']} is known already; facts are of a table or a folder")
+    given = data.get("table") or {}
+    return {
+        **data,
+        "table": {key: value for key, value in given.items() if key not in ("classes", "columns", "clients")},
+    }
+
+
+def _plain(section: dict[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
 
 
 def _clients(values: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fedppd_ray.cli.completion import key_names
+
 # Text, not a Path, which would turn s3://bucket into s3:/bucket.
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run folder or s3:// URL, as `fedppd train --out` made it.")
@@ -16,7 +18,12 @@ RootOption = Annotated[
 ]
 SettingsOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. --set federation.rounds=4."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, e.g. --set federation.rounds=4; `fedppd config` lists them.",
+        autocompletion=key_names,
+    ),
 ]
 AddressOption = Annotated[
     str | None,

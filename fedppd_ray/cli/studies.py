@@ -4,6 +4,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from fedppd_ray.cli.completion import config_names
 from fedppd_ray.cli.console import fail
 from fedppd_ray.cli.options import AddressOption, SerialOption, SettingsOption
 from fedppd_ray.cli.training import this_command
@@ -11,14 +12,19 @@ from fedppd_ray.cli.training import this_command
 
 def compare(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A YAML file, or a name: data, clients and settings of all.")
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A YAML file, or a name: data, clients and settings of all.",
+            autocompletion=config_names,
+        ),
     ],
     methods: Annotated[
         str | None,
         typer.Option(
             "--methods",
-            help="Labels with commas, as `fedppd methods` lists them; label=other.yaml adds another configuration on "
-            "the same data. Default: all of them.",
+            help="Labels with commas, as `fedppd methods` lists them; warm=fedppd:teacher.temperature=1 adds one with "
+            "settings of its own, other=file.yaml another configuration on the same data. Default: all of them.",
         ),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of every method.")] = None,

@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from fedppd_ray.cli.completion import config_names
 from fedppd_ray.cli.console import fail
 from fedppd_ray.cli.options import (
     DEFAULT_GUESTS,
@@ -29,7 +30,12 @@ def this_command() -> str:
 
 def train(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of one that comes along: quickstart.")
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A YAML file, or the name of one that comes along: quickstart.",
+            autocompletion=config_names,
+        ),
     ],
     out: Annotated[
         str | None,

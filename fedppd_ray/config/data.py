@@ -146,8 +146,15 @@ def check_data(data: DataConfig, ood: Sequence[str]) -> DatasetInfo:
     return info
 
 
+def is_place(ood: str) -> bool:
+    """Whether `evaluation.ood` is a folder or a file of the user's own, and no set by name."""
+    return "/" in ood
+
+
 def _check_ood(ood: Sequence[str], info: DatasetInfo) -> None:
     for name in ood:
+        if is_place(name):
+            continue
         other = _known_dataset("evaluation.ood", name)
         if info.name in (other.name, other.files):
             raise ValueError(f"evaluation.ood: {name} is the data itself, {info.name}; choose another set")

@@ -109,8 +109,13 @@ def find_config(path: Path | str) -> Path:
     for folder in _shipped():
         if (found := folder / f"{given.name}.yaml").exists():
             return found
-    known = sorted({file.stem for folder in _shipped() for file in folder.glob("*.yaml")})
+    known = shipped_names()
     raise ConfigError(f"{path}: neither a file nor a configuration that comes with fedppd{suggest(str(path), known)}")
+
+
+def shipped_names() -> list[str]:
+    """The configurations that come with the package, by name."""
+    return sorted({file.stem for folder in _shipped() for file in folder.glob("*.yaml")})
 
 
 def _shipped() -> list[Path]:
@@ -136,6 +141,7 @@ def _read(path: Path | str, overrides: Overrides) -> dict[str, Any]:
         _apply_override(values, override)
     _look_into_own_data(values)
     _count_names(values)
+    _no_partition(values)
     return values
 
 
@@ -182,6 +188,30 @@ def _count_names(values: dict[str, Any]) -> None:
         federation.setdefault("clients", len(names))
 
 
+def _no_partition(values: dict[str, Any]) -> None:
+    """Where every client has rows of its own, none are dealt."""
+    data = values.setdefault("data", {}) if _own_places(values, sites=True) else None
+    part = data.setdefault("partition", {}) if isinstance(data, dict) else None
+    if isinstance(part, dict):
+        part.setdefault("kind", "folders")
+
+
+def _own_places(values: Mapping[str, Any], sites: bool = False) -> dict[str, str]:
+    """Client → where its rows are, if every client has a place of its own; with `sites`, or is a site."""
+    clients, federation = values.get("clients"), values.get("federation")
+    if not isinstance(clients, dict):
+        return {}
+    sections = {str(name): own for name, own in clients.items() if not set("*?[") & set(str(name))}
+    wanted = federation.get("clients") if isinstance(federation, dict) else None
+    keys = ("data", "site") if sites else ("data",)
+    places = {name: next((own[key] for key in keys if own.get(key)), None)
+              for name, own in sections.items() if isinstance(own, dict)}  # fmt: skip
+    if wanted is None:
+        wanted = len(own_names(sections)) or Config.model_fields["federation"].default.clients
+    complete = len(places) == wanted and all(isinstance(place, str) for place in places.values())
+    return {name: str(place) for name, place in places.items()} if complete else {}
+
+
 # ---- a user's own data
 
 
@@ -191,6 +221,7 @@ def _look_into_own_data(values: dict[str, Any]) -> None:
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(data, dict) or name not in OWN_DATA:
         return
+    data.setdefault("calibration", "auto")
     given = data.get(str(name))
     if given is not None and (not isinstance(given, dict) or not OWN_DATA[str(name)].incomplete(given)):
         return
@@ -199,21 +230,24 @@ def _look_into_own_data(values: dict[str, Any]) -> None:
         return  # for the validation to refuse
     kind = OWN_DATA[str(name)]
     place = kind.place(root)
+    if places := _own_places(values):
+        data[str(name)] = dict(kind.from_clients(places, place, data))
+        _suit_own_data(values, data, str(name))
+        return
     data[str(name)] = dict(kind.describe(place, data))
-    if name == TABLE:
-        _suit_a_table(values, data)
+    _suit_own_data(values, data, str(name))
     if data[str(name)].get("embedded"):
         return
     if found := kind.clients(place):
         _take_clients(values, data, found, place / "clients")
 
 
-def _suit_a_table(values: dict[str, Any], data: dict[str, Any]) -> None:
-    """Defaults that are meant for images, where nothing is said of them."""
+def _suit_own_data(values: dict[str, Any], data: dict[str, Any], name: str) -> None:
+    """Defaults that are meant for known images, where nothing is said of them."""
     evaluation = values.setdefault("evaluation", {})
     if isinstance(evaluation, dict):
-        evaluation.setdefault("ood", SHIFTED)
-    people = data[TABLE].get("clients")
+        evaluation.setdefault("ood", SHIFTED if data[name].get("embedded") else None)
+    people = data[name].get("clients") if name == TABLE else None
     if not people:
         return
     part = data.setdefault("partition", {})

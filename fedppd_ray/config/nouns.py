@@ -73,6 +73,8 @@ class OwnData:
     # The facts, as the section `data.<kind>` holds them, from the place and from what the user gave of `data`.
     describe: Callable[[Path, Mapping[str, Any]], Mapping[str, Any]]
     clients: Callable[[Path], list[str]]  # who has rows of their own there, sorted; none: nobody
+    # The same facts where every client has a place of its own: client → place, the data root, and the section.
+    from_clients: Callable[[Mapping[str, str], Path, Mapping[str, Any]], Mapping[str, Any]]
     # Whether what the user gave of the section leaves facts to be read.
     incomplete: Callable[[Mapping[str, Any]], bool] = lambda _given: False
 

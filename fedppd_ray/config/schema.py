@@ -93,7 +93,7 @@ class ActiveConfig(Section):
 class EvaluationConfig(Section):
     every: int = Field(default=1, ge=1, description="rounds between two evaluations; the last always is")
     ood: str | tuple[str, ...] | None = Field(
-        default="glyphs", description="out-of-distribution set, or several; null for none"
+        default="glyphs", description="out-of-distribution set or path of one's own (with a /), or several; null: none"
     )
     coverage: float = Field(default=0.95, gt=0, le=1, description="share of answers that do not abstain")
     score: str = Field(

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fedppd_ray.config.data import is_place
 from fedppd_ray.config.nouns import DATASETS, FOLDER, DatasetInfo
 from fedppd_ray.config.table import SHIFTED, TABLE
 from fedppd_ray.data import cache, sources
 from fedppd_ray.data.cache import data_root
 from fedppd_ray.data.folder import describe_folder, read_folder
+from fedppd_ray.data.foreign import read_foreign
 from fedppd_ray.data.glyphs import draw_glyphs
 from fedppd_ray.data.parts import Images, Labels, PartName, Split, Values
 from fedppd_ray.data.shapes import fitted, image_shape, in_range
@@ -76,19 +78,24 @@ def load(name: str, root: str | None = None, info: DatasetInfo | None = None) ->
 def load_ood(name: str, against: DatasetInfo, root: str | None = None, rows: int = 2000) -> Values:
     """Rows that do not belong to `against`, in its shape and range of values.
 
-    Images are drawn, or the test rows of another set, resized; rows of a table are its test rows, moved.
+    Images are drawn, or the test rows of another set, resized; rows of a table are its test rows, moved; or what a
+    user has under a path, at most `rows` of it.
     """
+    if is_place(name):
+        return read_foreign(Path(name).expanduser(), against, rows)
     if against.table is not None:
         return shifted_rows(load(against.name, root, against).test.images, against.table)
     shape = image_shape(against)
     if name in _DRAWN:
         return in_range(_DRAWN[name](rows, shape), against.range)
-    return in_range(fitted(load(DATASETS[name].files or name, root).test.images, shape), against.range)
+    # A user's own folder is no place for files of other sets, which may be downloaded.
+    elsewhere = None if against.name == FOLDER else root
+    return in_range(fitted(load(DATASETS[name].files or name, elsewhere).test.images, shape), against.range)
 
 
 def resized_from(name: str, against: DatasetInfo) -> tuple[int, int, int] | None:
     """The shape that an out-of-distribution set has of its own, where that is another than `against` has."""
-    if name in _NO_FILES:
+    if name in _NO_FILES or is_place(name):
         return None
     own = image_shape(DATASETS[DATASETS[name].files or name])
     return None if own == against.shape else own
@@ -107,10 +114,12 @@ _DRAWN: Mapping[str, Callable[[int, tuple[int, int, int]], Images]] = {"glyphs":
 _NO_FILES = (*_DRAWN, SHIFTED)
 
 
-def prepare_ood(name: str, root: str | None = None) -> None:
+def prepare_ood(name: str, against: DatasetInfo, root: str | None = None) -> None:
     """Make sure that an out-of-distribution set can be read."""
-    if name not in _NO_FILES:
-        prepare(DATASETS[name].files or name, root, ("test",))
+    if is_place(name):
+        read_foreign(Path(name).expanduser(), against, rows=1)
+    elif name not in _NO_FILES:
+        prepare(DATASETS[name].files or name, None if against.name == FOLDER else root, ("test",))
 
 
 def _prepare_part(info: DatasetInfo, root: Path, part: PartName) -> Path:

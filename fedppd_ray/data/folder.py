@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedppd_ray.config.nouns import FOLDER, OWN_DATA, DatasetInfo, OwnData, Shape
+from fedppd_ray.config.nouns import FOLDER, DatasetInfo, Shape
 from fedppd_ray.data import cache
-from fedppd_ray.data.cache import data_root
 from fedppd_ray.data.catalog import networks_for
 from fedppd_ray.data.parts import BYTES, Split, Values
 from fedppd_ray.data.pixels import UNIT, WORDS, Wanted, range_of
@@ -43,9 +42,9 @@ def describe_folder(root: Path, resize: Sequence[int] | None = None, skip_bad: b
     places = [place for place in places if place.is_dir()]
     if not places or not (root / "test").is_dir():
         raise DataError(f"{root}: has no {'test' if places else 'train'} folder; see docs/data.md for the layouts")
-    facts = _read_facts(root)
+    facts = facts_file(root)
     classes = tuple(facts.get("classes") or _class_names(root, [*places, root / "test"]))
-    shape, span = _look_at(places[0], facts, skip_bad)
+    shape, span = look_at(places[0], facts, skip_bad)
     if resize is not None:
         shape = (shape[0], *resize)
     info = DatasetInfo(FOLDER, classes, shape, (0.0,) * shape[0], (1.0,) * shape[0], "none")
@@ -110,7 +109,7 @@ def measure(parts: Iterable[Values], span: tuple[float, float] = BYTES) -> tuple
     if counts is None:
         raise ValueError("no images to measure")
     levels, shares = np.arange(256) / 255, counts / counts.sum(axis=1, keepdims=True)
-    return _rounded(shares @ levels, shares @ levels**2)
+    return rounded(shares @ levels, shares @ levels**2)
 
 
 def _measure_sums(parts: Iterable[Values], span: tuple[float, float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -124,10 +123,10 @@ def _measure_sums(parts: Iterable[Values], span: tuple[float, float]) -> tuple[t
             rows += len(unit)
     if totals is None:
         raise ValueError("no images to measure")
-    return _rounded(*(totals / rows))
+    return rounded(*(totals / rows))
 
 
-def _rounded(mean: NDArray[np.float64], squares: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def rounded(mean: NDArray[np.float64], squares: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     std = np.sqrt(np.maximum(squares - mean**2, 0))
     # Images of one colour have no deviation to divide by.
     return tuple(np.round(mean, 6).tolist()), tuple(np.round(np.where(std < 1e-6, 1, std), 6).tolist())
@@ -192,6 +191,13 @@ def _mapped(folder: Path, name: str) -> NDArray[Any]:
     return array
 
 
+def class_names_of(folder: Path) -> list[str]:
+    """The classes of a client's own folder: by the names of the folders in it."""
+    if _has_arrays(folder):
+        raise DataError(f'{folder / FACTS}: arrays need it to name the classes, as {{"classes": ["cat", "dog"]}}')
+    return image_files.class_names(folder)
+
+
 def _class_names(root: Path, places: list[Path]) -> list[str]:
     if any(_has_arrays(place) for place in places):
         raise DataError(f'{root / FACTS}: arrays need it to name the classes, as {{"classes": ["cat", "dog"]}}')
@@ -201,7 +207,7 @@ def _class_names(root: Path, places: list[Path]) -> list[str]:
     return names
 
 
-def _look_at(folder: Path, facts: Mapping[str, Any], skip_bad: bool) -> tuple[Shape, tuple[float, float]]:
+def look_at(folder: Path, facts: Mapping[str, Any], skip_bad: bool) -> tuple[Shape, tuple[float, float]]:
     """Channels, height, width and the range of values, of the first file or of the array."""
     shape, span = _shape_of(folder, skip_bad)
     stated = facts.get("range")
@@ -235,7 +241,7 @@ def _shape_of(folder: Path, skip_bad: bool) -> tuple[Shape, tuple[float, float] 
     raise DataError(f"{folder}: none of its files can be read as an image")
 
 
-def _read_facts(root: Path) -> dict[str, Any]:
+def facts_file(root: Path) -> dict[str, Any]:
     """dataset.json with lists as tuples; {} where there is none."""
     path = root / FACTS
     if not path.exists():
@@ -253,6 +259,3 @@ def _read_facts(root: Path) -> dict[str, Any]:
     if "shape" in facts and (len(facts["shape"]) != 3 or not all(isinstance(side, int) for side in facts["shape"])):
         raise DataError(f"{path}: shape must be three numbers: channels, height, width")
     return facts
-
-
-OWN_DATA.register(FOLDER, OwnData(data_root, folder_facts, client_folders), __name__)

@@ -10,6 +10,7 @@ from fedppd_ray.config.schema import Config
 from fedppd_ray.data.cache import data_root
 from fedppd_ray.data.datasets import Dataset, load, prepare, prepare_ood
 from fedppd_ray.data.folder import read_folder
+from fedppd_ray.data.mapped import rows_of
 from fedppd_ray.data.partition import Indices, Partition, partition
 from fedppd_ray.data.parts import Split
 from fedppd_ray.data.readers import tables
@@ -32,7 +33,7 @@ def prepare_data(config: Config) -> None:
                 config.active.require_rows(len(rows), client)
     for ood in config.evaluation.ood_names:
         try:
-            prepare_ood(ood, config.data.root)
+            prepare_ood(ood, info, config.data.root)
         except DataError as error:
             raise DataError(
                 f"evaluation.ood: {error}; or set evaluation.ood to glyphs or noise, which need no file"
@@ -106,7 +107,7 @@ class Holdings:
 
 
 def _rows_of(split: Split, rows: Indices) -> Split:
-    return Split(split.images[rows], split.labels[rows])
+    return Split(rows_of(split.images, rows), split.labels[rows])
 
 
 def read_own(place: Path, info: DatasetInfo) -> Split:

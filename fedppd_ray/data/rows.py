@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedppd_ray.config.nouns import DatasetInfo
+from fedppd_ray.data.mapped import stays_mapped
 
 _PAD = 4  # pixels around an image before a random crop
 
@@ -92,14 +93,8 @@ class ImageShard:
         return normalised.view(pixels.shape).permute(0, 3, 1, 2)
 
     def batches(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch in random order: (normalised inputs, row numbers).
-
-        Batches are of equal size, give or take a row, and at most `size`. The usual short last batch (321 rows
-        make eight of 40 and one of 1) gives a gradient so noisy that it can throw a network with dropout off.
-        """
-        order = torch.randperm(self._rows, generator=generator, device=self.device)
-        for rows in order.tensor_split(-(-self._rows // size)):
-            yield self.inputs(rows, generator), rows
+        """One epoch in random order: (normalised inputs, row numbers)."""
+        return _epoch(self, size, generator)
 
     def _crop_and_flip(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
         """Zero-pad by 4, crop at random, mirror half of the images: two gathers of whole lines."""
@@ -109,6 +104,34 @@ class ImageShard:
         cropped = self._crops[rows, top, left]
         both = torch.cat((cropped, cropped.flip(2)))
         return both.index_select(0, torch.arange(count, device=self.device) + count * mirror)
+
+
+class MappedShard:
+    """Images that are too many to copy: every batch is read from the file. The bits of an `ImageShard`, slower."""
+
+    def __init__(
+        self,
+        images: NDArray[Any],
+        labels: NDArray[np.int64] | None,
+        info: DatasetInfo,
+        device: torch.device | str = "cpu",
+        augment: bool = False,
+    ) -> None:
+        self.device = torch.device(device)
+        self._images, self._info, self._augment = images, info, augment
+        self.labels = None if labels is None else torch.from_numpy(np.array(labels)).to(self.device)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def inputs(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """As an `ImageShard` of these rows alone would show them."""
+        batch = ImageShard(self._images[rows.cpu().numpy()], None, self._info, self.device, self._augment)
+        return batch.inputs(torch.arange(len(rows), device=self.device), generator)
+
+    def batches(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch in random order: (normalised inputs, row numbers)."""
+        return _epoch(self, size, generator)
 
 
 class TableShard:
@@ -129,10 +152,19 @@ class TableShard:
         return self._values.index_select(0, rows)
 
     def batches(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch in random order, in batches of equal size, give or take a row."""
-        order = torch.randperm(len(self), generator=generator, device=self.device)
-        for rows in order.tensor_split(-(-len(self) // size)):
-            yield self.inputs(rows), rows
+        """One epoch in random order: (inputs, row numbers)."""
+        return _epoch(self, size, generator)
+
+
+def _epoch(shard: Shard, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """All rows once, in random order.
+
+    Batches are of equal size, give or take a row, and at most `size`. The usual short last batch (321 rows make eight
+    of 40 and one of 1) gives a gradient so noisy that it can throw a network with dropout off.
+    """
+    order = torch.randperm(len(shard), generator=generator, device=shard.device)
+    for rows in order.tensor_split(-(-len(shard) // size)):
+        yield shard.inputs(rows, generator), rows
 
 
 def make_shard(
@@ -145,4 +177,6 @@ def make_shard(
     """The rows of a data set, whatever they are made of."""
     if info.table is not None:
         return TableShard(values, labels, device)
+    if stays_mapped(values):
+        return MappedShard(values, labels, info, device, augment)
     return ImageShard(values, labels, info, device, augment)

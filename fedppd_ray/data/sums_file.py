@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedppd_ray.config.table import TABLE
+from fedppd_ray.data.image_sums import read_image_sums
 from fedppd_ray.data.readers import tables
 from fedppd_ray.data.table import ColumnSums, Sums, checked_options, facts_of, table_sums
 from fedppd_ray.errors import DataError
@@ -38,6 +40,18 @@ def read_sums(path: Path) -> dict[str, ColumnSums]:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(f"{path}: is no file of `fedppd data sums` ({where}: {first['msg']})") from None
+
+
+def read_any_sums(path: Path, data: Mapping[str, Any]) -> Any:
+    """Of a table or of images, as the run's data are."""
+    if data["name"] == TABLE:
+        return read_sums(path)
+    try:
+        return read_image_sums(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        raise DataError(f"{path}: is no file of `fedppd data sums` ({error.errors()[0]['msg']})") from None
 
 
 def section_of(parts: Sequence[Sums], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedppd_ray.config.nouns import OWN_DATA, DatasetInfo, OwnData
+from fedppd_ray.config.nouns import DatasetInfo
 from fedppd_ray.config.table import TABLE, ColumnConfig, TableConfig
 from fedppd_ray.data import cache
-from fedppd_ray.data.cache import data_root
 from fedppd_ray.data.encoding import Columns, Floats, encode
 from fedppd_ray.data.hospital import breast_cancer
 from fedppd_ray.data.parts import PartName, Split
@@ -290,8 +289,5 @@ def shifted_rows(rows: Floats, facts: TableConfig) -> Floats:
     return moved
 
 
-def _incomplete(given: Mapping[str, Any]) -> bool:
+def incomplete(given: Mapping[str, Any]) -> bool:
     return "columns" not in given or "classes" not in given
-
-
-OWN_DATA.register(TABLE, OwnData(data_root, table_facts, table_clients, _incomplete), __name__)

@@ -49,7 +49,10 @@ class FedAvgSettings(Section):
 
 
 class FedAvg(Method):
-    """Also what FedBE, FedAvg+SWAG and FedPA are made of: they differ in what is added to it."""
+    """SGD on every client, the weighted mean of their models.
+
+    Also what FedBE, FedAvg+SWAG and FedPA are made of: they differ in what is added to it.
+    """
 
     name = "fedavg"
     Settings: ClassVar[type[Section]] = FedAvgSettings

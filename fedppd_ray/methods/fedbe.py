@@ -25,6 +25,8 @@ class FedBESettings(FedAvgSettings):
 
 
 class FedBE(FedAvg):
+    """FedAvg whose server distils a Bayesian ensemble of the clients' models."""
+
     name = "fedbe"
     Settings: ClassVar[type[Section]] = FedBESettings
 

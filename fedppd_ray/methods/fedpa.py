@@ -65,6 +65,8 @@ def posterior_delta(theta: Tensor, samples: Sequence[Tensor], rho: float) -> Ten
 
 
 class FedPA(FedAvg):
+    """FedAvg towards the mode of the product of the clients' posteriors."""
+
     name = "fedpa"
     Settings: ClassVar[type[Section]] = FedPASettings
 

@@ -70,6 +70,8 @@ class _Chain:
 
 
 class FedPPD(Method):
+    """Clients sample their posterior and distil its predictive distribution into a student."""
+
     name = "fedppd"
     Settings: ClassVar[type[Section]] = FedPPDSettings
 

@@ -41,6 +41,8 @@ class FedSWAGSettings(FedAvgSettings):
 
 
 class FedSWAG(FedAvg):
+    """FedAvg with a Gaussian over the weights from the last round."""
+
     name = "fedswag"
     Settings: ClassVar[type[Section]] = FedSWAGSettings
     one_network = False

@@ -12,7 +12,7 @@ Figures = Mapping[str, float]  # metric → value, in the units of `evaluation.m
 # Groups of keys, by their prefix or name.
 LOCAL = (
     *("client.epochs", "client.batch_size", "client.rate_schedule", "client.rate_decay", "client.augment"),
-    *("client.label_shift", "client.outliers.weight", "client.transforms"),
+    *("client.label_shift", "client.class_weights", "client.outliers.weight", "client.transforms"),
     *("federation.aggregation", "federation.server_momentum", "teacher.network", "teacher.pretrained"),
 )
 SAMPLING = (
@@ -30,6 +30,7 @@ _EVERYWHERE: dict[str, object] = {
     "client.rate_schedule": "decay",
     "client.rate_decay": 1.0,
     "client.label_shift": 0.0,
+    "client.class_weights": "none",
     "client.outliers.weight": 0.0,
     "client.augment": "none",
     "client.transforms": [],

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from fedppd_ray.reports.html import markdown_page, named, study_page
+from fedppd_ray.reports.tidy import tidy
 from fedppd_ray.runs.files import write_atomically, write_json
-from fedppd_ray.runs.layout import PLOTS, REPORT, RESULTS, TABLE
+from fedppd_ray.runs.layout import PLOTS, REPORT, RESULTS, TABLE, TIDY
 from fedppd_ray.studies.compared import COLUMNS, MORE, Comparison, Mean, Outcome
 from fedppd_ray.studies.comparison import EARLY
 
@@ -20,6 +21,7 @@ def write_comparison(folder: Path, comparison: Comparison) -> None:
     from fedppd_ray.reports.comparison_plots import draw_comparison
 
     write_json(folder / RESULTS, results(comparison))
+    write_atomically(folder / TIDY, tidy(comparison).encode())
     write_atomically(folder / TABLE, table(comparison).encode())
     plots = draw_comparison(folder / PLOTS, comparison)
     differing = [f"{label}: {'; '.join(lines) or 'the first'}" for label, lines in comparison.differences.items()]

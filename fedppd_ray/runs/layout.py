@@ -25,7 +25,7 @@ SITE_FIGURES = "sites.jsonl"
 REPORT, PLOTS = "report.html", "plots"
 FIGURES, BEST_FIGURES = "figures.json", "figures-best.json"
 # Of a study.
-RESULTS, TABLE = "results.json", "table.md"
+RESULTS, TIDY, TABLE = "results.json", "results.csv", "table.md"
 
 # The names are spelt out: keys of a bucket are outside data, and must not lead out of the local folder.
 _STATE_FILES = rf"{CHECKPOINTS}/round-\d+/(?:{re.escape(STATE)}|{re.escape(MANIFEST)})"

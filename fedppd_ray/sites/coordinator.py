@@ -13,9 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import uvicorn
+from typing import TYPE_CHECKING, Any
 
 from fedppd_ray.config.identity import config_hash
 from fedppd_ray.config.schema import Config
@@ -26,10 +24,14 @@ from fedppd_ray.federation.types import Receipt
 from fedppd_ray.runs.files import sha256
 from fedppd_ray.runs.layout import SITE_FIGURES
 from fedppd_ray.runs.signature import Key, sign_export
-from fedppd_ray.sites.gateway import Gateway
 from fedppd_ray.sites.guests import Guests
 from fedppd_ray.sites.mailbox import Box
 from fedppd_ray.sites.work import FIGURE
+
+if TYPE_CHECKING:  # a web server takes a fifth of a second to import, and most runs have no door
+    import uvicorn
+
+    from fedppd_ray.sites.gateway import Gateway
 
 log = logging.getLogger("fedppd")
 _LOOK_S = 0.2
@@ -87,8 +89,10 @@ def run_id(config: Config, out: str, key: Key) -> str:
 
 
 @contextlib.contextmanager
-def open_door(listen: Listen, guests: Guests, boxes: Mapping[str, Box], export: Path | None) -> Iterator[Gateway]:
+def open_door(listen: Listen, guests: Guests, boxes: Mapping[str, Box], export: Path | None) -> Iterator["Gateway"]:
     """A gateway that is reachable; at the end sites are told, and given a moment."""
+    from fedppd_ray.sites.gateway import Gateway
+
     gateway = Gateway(guests, boxes, export)
     server, thread = _serve(gateway, listen)
     log.info(
@@ -107,7 +111,9 @@ def open_door(listen: Listen, guests: Guests, boxes: Mapping[str, Box], export: 
         thread.join(timeout=10)
 
 
-def _serve(gateway: Gateway, listen: Listen) -> tuple[uvicorn.Server, threading.Thread]:
+def _serve(gateway: "Gateway", listen: Listen) -> "tuple[uvicorn.Server, threading.Thread]":
+    import uvicorn
+
     try:
         family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         sock = socket.create_server((listen.host, listen.port), family=family, backlog=256)
@@ -137,7 +143,7 @@ def _serve(gateway: Gateway, listen: Listen) -> tuple[uvicorn.Server, threading.
     return server, thread
 
 
-def _linger(gateway: Gateway) -> None:
+def _linger(gateway: "Gateway") -> None:
     limit = time.monotonic() + _LINGER_S
     while time.monotonic() < limit:
         alive = {site for site, when in gateway.heard.items() if time.monotonic() - when < _ALIVE_S}

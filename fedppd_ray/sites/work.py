@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedppd_ray.config.data import is_place
 from fedppd_ray.config.file import parse_config
 from fedppd_ray.config.names import own_names
 from fedppd_ray.config.schema import Config
@@ -49,6 +50,8 @@ def told_config(config: Config) -> dict[str, Any]:
     for key in ("clients", "resources", "checkpoint"):
         values.pop(key, None)
     values["data"] = {**values["data"], "root": None}
+    if any(map(is_place, config.evaluation.ood_names)):
+        values["evaluation"] = {**values["evaluation"], "ood": None}
     if own_names(config.clients):  # which are no business of any other client
         values["federation"] = {**values["federation"], "clients": 1}
     return values

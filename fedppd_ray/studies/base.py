@@ -6,7 +6,7 @@ continues the rest where it stopped.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ from fedppd_ray.runs.store import RunStore
 from fedppd_ray.studies.compared import Outcome, curves_of
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_SETTING = re.compile(r":(?=[a-z_][a-z_.]*=)")  # before a setting, and not in `package.module:Class`
+_SAME = ("seed", "name", "method", "data", "evaluation", "federation.clients", "clients")
 _FORMAT = 1
 
 
@@ -55,7 +57,10 @@ def all_labels() -> list[str]:
 
 
 def parse_methods(text: str, config: Path | str) -> Sources:
-    """Label → the file to read and what to change in it. `label=other.yaml` is another file as it is."""
+    """Label → the file to read and what to change in it.
+
+    `label=other.yaml` is another file as it is, `label=fedppd:teacher.temperature=1` a row with settings of its own.
+    """
     sources: Sources = {}
     rows = compare_rows()
     for entry in (part.strip() for part in text.split(",")):
@@ -68,12 +73,36 @@ def parse_methods(text: str, config: Path | str) -> Sources:
                     f"--methods {entry}: {label!r} must be a name of letters, digits, '_', '-' and '.' that no "
                     f"method has"
                 )
-            sources[label] = (path, ())
+            sources[label] = _variant(path, config)
         elif label in rows:
             sources[label] = (config, rows[label].changes)
         else:
             raise ConfigError(f"--methods: unknown method {label!r}{suggest(label, list(rows))}")
     return sources
+
+
+def _variant(text: str, config: Path | str) -> tuple[Path | str, tuple[str, ...]]:
+    """A row's label with settings, `fedppd:client.epochs=2:student.rate=0.1`; anything else is a file."""
+    base, *settings = _SETTING.split(text)
+    row = compare_rows().get(base)
+    if row is None:
+        return text, ()
+    if not settings:
+        raise ConfigError(f"--methods …={text}: give it a setting of its own, for example {text}:client.epochs=2")
+    for setting in settings:
+        key = setting.partition("=")[0]
+        if key in _SAME or key.partition(".")[0] in _SAME:
+            raise ConfigError(f"--methods …={text}: {key} is the same for all methods of a comparison; use --set")
+    return config, (*row.changes, *settings)
+
+
+def require_read(label: str, changes: Sequence[str], config: Config) -> None:
+    """What a row sets must be read by its method: else it would be another name for the same."""
+    known = flatten(config)
+    for change in changes:
+        key = change.partition("=")[0]
+        if not any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for name in known):
+            raise ConfigError(f"{label}: {key}: method {config.method} does not read it; remove it")
 
 
 def require_same_data(label: str, base: Config, other: Config) -> None:

@@ -25,6 +25,7 @@ from fedppd_ray.studies.base import (
     locked,
     parse_methods,
     require_own_folder,
+    require_read,
     require_same_data,
     shared_settings,
 )
@@ -80,6 +81,7 @@ def plan(
                 resolved = load_for_method(path, chosen, [*changes, f"seed={seed}", f"name={name}"])
             except ConfigError as error:
                 raise ConfigError(f"{label}: {error}") from None
+            require_read(label, changes, resolved)
             require_same_data(label, base, resolved)
             # The same questions to everybody, whatever another file says.
             resolved = resolved.model_copy(update={"evaluation": base.evaluation})
@@ -150,7 +152,7 @@ def _attempt(run: StudyRun, train: Train) -> Outcome:
     except FedPPDError as error:
         reason = str(error)
     except Exception as error:  # a defect in one method must not cost the night's other runs
-        log.exception("%s, seed %d", run.label, run.seed)
+        log.debug("%s, seed %d", run.label, run.seed, exc_info=True)
         reason = f"{type(error).__name__}: {error}"
     else:
         return finished(run) or _outcome(run, "failed", "its figures could not be read back")

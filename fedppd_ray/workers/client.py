@@ -5,7 +5,8 @@ One worker may act for several virtual clients.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from fedppd_ray.data.holdings import Holdings
 from fedppd_ray.data.parts import Split
 from fedppd_ray.data.rows import Shard, make_shard
 from fedppd_ray.data.site_check import check_rows
+from fedppd_ray.errors import DataError, FedPPDError
 from fedppd_ray.federation.transforms import transformed
 from fedppd_ray.federation.types import ClientInfo, ClientUpdate, GlobalState, Receipt
 from fedppd_ray.inference.held_out import HeldOut, outputs_on
@@ -55,6 +57,17 @@ class _Seen:
         )
 
 
+@contextmanager
+def _named(client: str) -> Iterator[None]:
+    """Whatever goes wrong with a client's rows names the client; expected errors do so themselves."""
+    try:
+        yield
+    except FedPPDError:
+        raise
+    except Exception as error:
+        raise DataError(f"{client}: {type(error).__name__}: {error}") from error
+
+
 class ClientWorker:
     def __init__(
         self,
@@ -81,9 +94,10 @@ class ClientWorker:
         classes = len(self._config.dataset.classes)
         infos = []
         for client in clients or self._clients:
-            labels = np.asarray(self._training_rows(client).labels)
-            if self._config.active is None:  # which begins with few rows on purpose
-                check_rows(client, labels, self._config.dataset)
+            with _named(client):
+                labels = np.asarray(self._training_rows(client).labels)
+                if self._config.active is None:  # which begins with few rows on purpose
+                    check_rows(client, labels, self._config.dataset)
             infos.append(ClientInfo(client, len(labels), tuple(np.bincount(labels, minlength=classes).tolist())))
         return infos
 

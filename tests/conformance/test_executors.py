@@ -1,6 +1,6 @@
 """One contract for every executor: the same bits, the same failures, the same words for them.
 
-Each test runs without Ray and with it. A new executor (sites of their own, say) is one more line in `MAKERS`.
+Each test runs without Ray, with it, and with sites over HTTPS. A new executor is one more line in `make`.
 """
 
 import logging
@@ -23,6 +23,8 @@ from fedppd_ray.federation.round import federated_round
 from fedppd_ray.federation.types import Failure, GlobalState
 from fedppd_ray.runtime.ray_executor import RayExecutor
 from fedppd_ray.workers.serial import SerialExecutor
+from tests.conformance.sites import Sites
+from tests.sites.house import wait_for
 
 CLIENTS = client_ids(3)
 STRICT = FailurePolicy(retries=0, quorum=0.5)
@@ -36,15 +38,18 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(params=["serial", "ray"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+@pytest.fixture(params=["serial", "ray", "sites"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     made: list[Executor] = []
 
     def build(config: Config) -> Executor:
         if request.param == "ray":
             request.getfixturevalue("cluster")
-        kind = {"serial": SerialExecutor, "ray": RayExecutor}[request.param]
-        made.append(kind(config, CLIENTS))
+        if request.param == "sites":
+            own = {} if config.data.root is None else {c: Path(config.data.root) / "clients" / c for c in CLIENTS}
+            made.append(Sites(config, CLIENTS, tmp_path / f"sites-{len(made)}", own))
+        else:
+            made.append({"serial": SerialExecutor, "ray": RayExecutor}[request.param](config, CLIENTS))
         return made[-1]
 
     yield build
@@ -102,7 +107,8 @@ def test_a_round_has_the_bits_of_the_reference(make: Make) -> None:
         federated_round(each, 1, CLIENTS, STRICT, Observer())
     assert bits(executor.server.state()) == bits(reference.server.state())
     assert np.array_equal(executor.evaluation.predict("test"), reference.evaluation.predict("test"))
-    assert executor.clients.describe() == reference.clients.describe()
+    # A site tells its counts when it asks for work again.
+    wait_for(lambda: executor.clients.describe() == reference.clients.describe(), 30, "the same description")
 
 
 def test_data_that_breaks_in_mid_run_costs_the_client_its_round_and_not_the_run(make: Make, folders: Path) -> None:
@@ -113,7 +119,8 @@ def test_data_that_breaks_in_mid_run_costs_the_client_its_round_and_not_the_run(
     report = federated_round(executor, 1, CLIENTS, STRICT, watching)
     assert [receipt.client for receipt in report.accepted] == [CLIENTS[0], CLIENTS[2]]
     assert [failure.client for failure in watching.seen] == [CLIENTS[1]]
-    assert watching.seen[0].reason.startswith("DataError: ")
+    assert watching.seen[0].reason.startswith(("DataError: ", "SiteRefusedError: "))
+    assert "labels.npy" in watching.seen[0].reason
     assert executor.server.state().round == 1
 
 
@@ -208,4 +215,7 @@ def test_clients_that_keep_nothing_back_have_nothing_to_say(make: Make) -> None:
 
 def test_rows_that_are_kept_back_are_not_trained_on(make: Make, folders: Path) -> None:
     executor = make(own_data(folders, {"calibration": 0.5}))
-    assert [info.rows for info in executor.clients.describe()] == [12] * 3
+    executor.server.install(None)
+    report = federated_round(executor, 1, CLIENTS, STRICT, Observer())
+    assert [receipt.rows for receipt in report.accepted] == [12] * 3
+    wait_for(lambda: [info.rows for info in executor.clients.describe()] == [12] * 3, 30, "the same counts")

@@ -55,8 +55,9 @@ def test_the_wheel_trains_by_name_and_serves_without_a_checkout(fedppd: Path, tm
     try:
         assert _answer(f"http://127.0.0.1:{port}/readyz", service)["status"] == "ready"
     finally:
-        service.send_signal(signal.SIGTERM)
-        service.wait(90)
+        service.send_signal(signal.SIGTERM)  # as a service manager would
+        ended = service.wait(90)
+    assert ended == 0
 
 
 def _metadata(fedppd: Path) -> str:

@@ -59,6 +59,9 @@ def test_the_hospitals_on_ray_equal_serial_ones(ray_executor, tmp_path):
     assert_same_bits(run(config, tmp_path / "ray", ray_executor(config), Recorder()), serial)
 
 
+TABLE_DATA = {"name": "table", "table": {"target": "y"}}
+
+
 @pytest.mark.usefixtures("ray_cluster")
 def test_sums_of_tables_are_made_where_the_files_are_and_errors_name_the_client(tmp_path):
     clients = {}
@@ -66,13 +69,13 @@ def test_sums_of_tables_are_made_where_the_files_are_and_errors_name_the_client(
         path = tmp_path / f"{number}.csv"
         path.write_text(f"age,y\n{rows}")
         clients[f"client-0{number}"] = {"data": str(path)}
-    section = section_of(sums_on_nodes(clients, {"target": "y"}), {"target": "y"})
+    section = section_of(list(sums_on_nodes(clients, TABLE_DATA).values()), {"target": "y"})
     (age,) = section["columns"]
     assert (age["mean"], age["low"], age["high"], age["missing"]) == (pytest.approx(151 / 3), 40, 61, True)
     assert section["classes"] == ["ill", "well"]
     clients["client-01"] = {"data": str(tmp_path / "nothing.csv")}
     with pytest.raises(DataError, match=r"^client-01: .*nothing.csv: no such file"):
-        sums_on_nodes(clients, {"target": "y"})
+        sums_on_nodes(clients, TABLE_DATA)
 
 
 def test_predictions_on_ray_equal_serial_ones(ray_executor):

@@ -17,7 +17,7 @@ from fedppd_ray.inference.held_out import HeldOut
 from fedppd_ray.inference.predictor import network_predictor
 from fedppd_ray.models.flat import FlatModel
 from fedppd_ray.models.networks import build_network, initialise, seed_dropout
-from fedppd_ray.runs.export import export_student
+from fedppd_ray.runs.export import export_student, read_student
 from fedppd_ray.runs.store import RunStore
 
 DIGITS: dict[str, Any] = {
@@ -27,7 +27,7 @@ DIGITS: dict[str, Any] = {
 }
 
 
-def trained_digits(run: Path) -> None:
+def trained_digits(run: Path, seed: int = 1) -> None:
     """A run folder with a student that knows its digits, trained in one place to save the tests' time."""
     torch.manual_seed(0)
     config = parse_config(DIGITS)
@@ -36,7 +36,7 @@ def trained_digits(run: Path) -> None:
     # Calibration rows stay out, as they do in a federated run.
     kept = np.setdiff1d(np.arange(len(data.train)), partition_of(config, data.train).calibration)
     shard = ImageShard(data.train.images[kept], np.asarray(data.train.labels[kept]), data.info)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     model = FlatModel(build_network("mnist_student", data.info.shape, 10))
     initialise(model.module, generator)
     seed_dropout(model.module, generator)
@@ -102,11 +102,20 @@ def untrained_table(run: Path, columns: list[dict[str, Any]] = COLUMNS) -> None:
 
 def export_again(run: Path, round_id: int) -> str:
     """A new version of the student in `run`, as the next round's export would make it; returns its version."""
-    from fedppd_ray.runs.export import read_student
-
     card, model = read_student(run)
     with torch.no_grad():
         model.weights.mul_(1 + 1e-4)
     config = RunStore(run).config()
     export_student(run, config, round_id, model, card["metrics"], card["abstention"])
     return str(read_student(run)[0]["version"])
+
+
+def miscalibrated(run: Path, round_id: int) -> None:
+    """The same labels as before, with far too little confidence: the last layer's weights by a fifth."""
+    _, model = read_student(run)
+    last = [part for part in model.module.modules() if isinstance(part, torch.nn.Linear)][-1]
+    with torch.no_grad():
+        last.weight.mul_(0.2)
+        last.bias.mul_(0.2)
+    config = RunStore(run).config()
+    export(run, config, model, round_id, HeldOut(config))

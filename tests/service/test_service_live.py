@@ -301,7 +301,7 @@ def test_stopping_finishes_requests_in_flight(server: Server, http: httpx.Client
     for thread in threads:
         thread.start()
     wait_for(lambda: pending(http) >= 5, 20)
-    server.process.send_signal(signal.SIGINT)
+    server.process.send_signal(signal.SIGTERM)  # service managers ask so; Ctrl-C ends the others (live.py)
     for thread in threads:
         thread.join()
     assert [answer.status_code for answer in answers] == [200] * 6

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save
 
 from fedppd_ray.errors import CheckpointError
 from fedppd_ray.runs.files import sha256
+from fedppd_ray.runs.signature import TRUSTED, Key, sign_export, trust
 from serve.batching import Batcher
 from serve.metrics import Metrics
 from serve.predictor import Predictor, _public
@@ -38,6 +39,30 @@ def test_a_new_export_is_swapped_in(own_run: Path) -> None:
     assert (predictor.state.reloads, predictor.state.error) == (1, None)
     # A request that began with the old student ends with it.
     assert np.isfinite(before.log_probabilities(ZERO)).all()
+
+
+def test_where_a_key_is_trusted_only_what_it_signed_is_served_and_swapped_in(
+    own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, other = Key.make(tmp_path / "coordinator.key"), Key.make(tmp_path / "other.key")
+    monkeypatch.setenv(TRUSTED, "")  # put back at the end
+    trust(key.public)
+    with pytest.raises(CheckpointError, match=r"is not signed: .*fedppd keys sign"):
+        predictor_of(own_run)
+    sign_export(own_run, key)
+    predictor = predictor_of(own_run)
+    first = predictor.current.version
+    monkeypatch.setenv(TRUSTED, "")
+    version = export_again(own_run, 2)
+    trust(key.public)
+    for says in ("does not bear out its signature", f"is signed by {other.public}"):
+        assert predictor.refresh() is False
+        assert says in str(predictor.state.error)
+        assert predictor.current.version == first
+        sign_export(own_run, other)
+    sign_export(own_run, key)
+    assert predictor.refresh() is True
+    assert predictor.current.version == version
 
 
 def broken_weights(run: Path) -> None:

@@ -24,7 +24,7 @@ class BadLine:
         self._lock = threading.Lock()
         self._free_at = 0.0
         self.breaks = 0
-        self.passed = 0  # bytes, both ways
+        self.carried = 0  # bytes from the site, headers and what a break cut short included
         self.read = bytearray()  # what it could read of the first requests: TLS ends here
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -49,7 +49,7 @@ class BadLine:
             return
         ends = time.monotonic() + self._lifetime_s
         pumps = [
-            threading.Thread(target=self._pump, args=(one, other, ends), daemon=True)
+            threading.Thread(target=self._pump, args=(one, other, ends, one is client), daemon=True)
             for one, other in ((client, server), (server, client))
         ]
         for pump in pumps:
@@ -61,7 +61,7 @@ class BadLine:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.close()
 
-    def _pump(self, source: ssl.SSLSocket, sink: ssl.SSLSocket, ends: float) -> None:
+    def _pump(self, source: ssl.SSLSocket, sink: ssl.SSLSocket, ends: float, outward: bool) -> None:
         source.settimeout(0.1)
         while True:
             if time.monotonic() > ends:
@@ -76,7 +76,7 @@ class BadLine:
                 break
             if not part:
                 break
-            self._throttle(len(part))
+            self._throttle(len(part), outward)
             if len(self.read) < 10_000:
                 self.read.extend(part[:1000])
             try:
@@ -87,9 +87,9 @@ class BadLine:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-    def _throttle(self, size: int) -> None:
+    def _throttle(self, size: int, outward: bool) -> None:
         with self._lock:
-            self.passed += size
+            self.carried += size if outward else 0
             self._free_at = max(self._free_at, time.monotonic()) + size / self._rate
             wait = self._free_at - time.monotonic()
         if wait > 0:

@@ -9,7 +9,7 @@ import pytest
 from fedppd_ray.runtime.bundles import BUNDLE_S, bundle_size
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-SCRIPTS = ("round_overhead", "server", "scaling", "evaluation_share", "serve_attack", "site_overhead")
+SCRIPTS = ("round_overhead", "server", "scaling", "evaluation_share", "serve_attack", "site_overhead", "batch_predict")
 
 sys.path.insert(0, str(FOLDER))
 from scaling import Costs, projected_seconds  # noqa: E402

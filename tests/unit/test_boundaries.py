@@ -70,8 +70,9 @@ def test_the_calibration_row_at_the_threshold_counts_as_answered() -> None:
     certainties = np.linspace(0.99, 0.3, 10)
     labels = np.where(np.arange(10) == 4, 1, 0)  # the fifth surest is the only one that is wrong
     made = abstention_card(distributions(*certainties), labels, 0.5)
-    assert made["threshold"] == entropy(distributions(*certainties))[4]
-    assert {row["coverage"]: row["risk"] for row in made["table"]}[0.5] == pytest.approx(20.0)
+    # The ceil((n + 1) · coverage)-th smallest: the sixth of ten.
+    assert made["threshold"] == entropy(distributions(*certainties))[5]
+    assert {row["coverage"]: row["risk"] for row in made["table"]}[0.5] == pytest.approx(100 / 6)
 
 
 TABLE = [{"coverage": level, "threshold": level} for level in (0.5, 0.9, 1.0)]

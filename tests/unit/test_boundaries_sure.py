@@ -110,7 +110,7 @@ def test_the_files_own_sections_win_over_compare_and_overrides_over_both(tmp_pat
     path = tmp_path / "study.yaml"
     values = {
         "client": {"epochs": 3},
-        "compare": {"client": {"epochs": 9, "batch_size": 7}, "baseline": {"rate": 0.5}},
+        "compare": {"client": {"epochs": 9, "batch_size": 7}, "baseline": {"rate": 0.5, "momentum": 0.9}},
     }
     path.write_text(yaml.safe_dump(values))
     fedavg = ("method=fedavg",)
@@ -120,3 +120,5 @@ def test_the_files_own_sections_win_over_compare_and_overrides_over_both(tmp_pat
     changed = load_for_method(path, {"client.batch_size": 11, "baseline.rate": 0.25}, fedavg)
     assert (changed.client.epochs, changed.client.batch_size) == (3, 11)
     assert changed.values()["baseline"]["rate"] == 0.25
+    whole = load_for_method(path, ["baseline={rate: 0.25}"], fedavg)  # a section that is given is the section
+    assert (whole.values()["baseline"]["rate"], whole.values()["baseline"]["momentum"]) == (0.25, 0)

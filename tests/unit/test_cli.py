@@ -161,3 +161,12 @@ def test_a_broken_configuration_ends_the_real_process_with_2_and_one_line(tmp_pa
     command = [sys.executable, "-m", "fedppd_ray", "train", str(tmp_path / "absent.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     refused(Done(done.returncode, done.stdout, done.stderr), "absent.yaml")
+
+
+def test_methods_are_listed_with_a_line_each() -> None:
+    from fedppd_ray.config.nouns import METHODS
+
+    for name in METHODS:
+        first = str(METHODS[name].__doc__).strip().split("\n")[0]
+        assert first != "None", name
+        assert first.endswith("."), name

@@ -31,6 +31,7 @@ FILES = [
     "plots/reliability.png",
     "plots/risk_coverage.png",
     "report.html",
+    "results.csv",
     "results.json",
     "table.md",
 ]

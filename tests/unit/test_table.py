@@ -71,6 +71,7 @@ def config_for(root: Path, out: Path, table: dict[str, Any] | None = None, **sec
         "data": {"name": "table", "root": str(root), "table": chosen, "calibration": 20},
         "federation": {"rounds": 2},
         "client": {"epochs": 2, "batch_size": 16},
+        "evaluation": {"ood": "shifted"},
         **sections,
     }
     path = out / "config.yaml"

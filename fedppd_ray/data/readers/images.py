@@ -1,11 +1,13 @@
 """A folder of image files: FOLDER/<class>/*.png|jpg|tif|npy|dcm."""
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from fedppd_ray.data.cache import cache_root
 from fedppd_ray.data.parts import BYTES, Split
 from fedppd_ray.data.pixels import WORDS, Pixels, Wanted
 from fedppd_ray.data.readers.pixels import SUFFIXES, decode
@@ -37,13 +39,13 @@ def read(folder: Path, classes: Sequence[str], wanted: Wanted, skip_bad: bool = 
     unknown = [name for name in class_names(folder) if name not in numbers]
     if unknown:
         raise DataError(f"{folder / unknown[0]}: a folder of no class; the classes are {', '.join(classes)}")
-    rows: list[Pixels] = []
     labels: list[int] = []
     refused: list[str] = []
-    kind = {BYTES: np.uint8, WORDS: np.uint16}.get(wanted.range, np.float32)
-    for path in files(folder):
+    found = files(folder)
+    rows = _on_disk((max(1, len(found)), *wanted.shape), wanted)
+    for path in found:
         try:
-            rows.append(decode(path, wanted).astype(kind))
+            rows[len(labels)] = decode(path, wanted)
             labels.append(numbers[path.parent.name])
         except DataError as error:
             if not skip_bad:
@@ -51,6 +53,15 @@ def read(folder: Path, classes: Sequence[str], wanted: Wanted, skip_bad: bool = 
             refused.append(str(error))
     if refused:
         log.warning("%s: %d files left out, the first: %s", folder, len(refused), refused[0])
-    if not rows:
+    if not labels:
         raise DataError(f"{folder}: none of its files can be used; the first: {refused[0] if refused else 'no file'}")
-    return Split(np.stack(rows), np.array(labels, np.int64))
+    return Split(rows[: len(labels)], np.array(labels, np.int64))
+
+
+def _on_disk(shape: tuple[int, ...], wanted: Wanted) -> Pixels:
+    """An array in a file without a name, which goes with the array: pictures may be more than fits in memory."""
+    kind = {BYTES: np.uint8, WORDS: np.uint16}.get(wanted.range, np.float32)
+    root = cache_root()
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=root) as file:
+        return np.memmap(file, kind, "w+", shape=shape)
