@@ -34,6 +34,7 @@ data_app = typer.Typer(help="Fetch, parse and look at data sets.", no_args_is_he
 app.add_typer(data_app, name="data")
 data_app.command("sums")(facts.sums)
 data_app.command("facts")(facts.facts)
+data_app.command("clear")(facts.clear)
 app.add_typer(sites_app, name="sites")
 app.add_typer(site_app, name="site")
 app.add_typer(keys_app, name="keys")
@@ -138,7 +139,7 @@ def predict(
     rows: the same command continues one that was stopped.
     """
     if out is not None:
-        predict_batch(run, images, out, form, part_rows, coverage, address, serial)
+        predict_batch(run, images, out, form, part_rows, coverage, confidence, address, serial)
         return
     if serial or address:
         fail("--serial, --address: they are for a batch job; say where its answers go with --out DIR", 2)
@@ -191,6 +192,9 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain (PEM): serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None,
+    drift_webhook: Annotated[
+        str | None, typer.Option("--drift-webhook", help="A URL that is told, by POST, when what is asked has changed.")
+    ] = None,
     grpc_port: Annotated[
         int | None,
         typer.Option("--grpc-port", min=1, max=65535, help="The Open Inference Protocol over gRPC, too."),
@@ -221,6 +225,7 @@ def serve(
         access_log=access_log,
         certificate=tls_cert,
         key=tls_key,
+        drift_webhook=drift_webhook,
         grpc_port=grpc_port,
         otlp_endpoint=otlp_endpoint,
     )
@@ -241,11 +246,16 @@ def methods() -> None:
 
 
 @app.command()
-def report(run: RunArgument) -> None:
+def report(
+    run: RunArgument,
+    examples: Annotated[
+        bool, typer.Option("--examples/--no-examples", help="Show the most doubtful held-out rows on the page.")
+    ] = True,
+) -> None:
     """Write report.html and plots/*.png of a run."""
     from fedppd_ray.reports.run import report_run
 
-    print(report_run(run))
+    print(report_run(run, examples))
 
 
 @data_app.command("prepare")
