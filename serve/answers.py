@@ -108,14 +108,11 @@ class Answerer:
         return canary or self.predictor.current
 
     def _gave_up(self, student: ServedStudent, error: Exception) -> bool:
-        """Whether it was a candidate that failed; a caller's own mistake is none of its failures."""
+        """Whether it was the candidate that failed; a caller's own mistake is none of its failures."""
         trial = self.predictor.trial
-        if trial is None or student is self.predictor.current:
+        if trial is None or (isinstance(error, RequestError) and error.status < 500):
             return False
-        if isinstance(error, RequestError) and error.status < 500:
-            return False
-        trial.give_up(student)
-        return True
+        return trial.give_up(student)
 
     async def _given(self, body: inputs.Body, media_type: str, student: ServedStudent) -> Given:
         takes = student.takes
@@ -191,9 +188,10 @@ class Answerer:
         for prediction, names in zip(predictions, given.outside or (), strict=False):
             prediction["outside"] = names
         self._count(predictions)
+        if student is self.predictor.current:  # not a candidate, nor one that was just replaced
+            self.drift.note(student, log_probabilities)
         if (trial := self.predictor.trial) is not None:
             trial.offer(current_request.get(), given.values)
-        self.drift.note(student, log_probabilities)
         return Answer(student, level, predictions, given.hint, sets.described(student.card) if sets else None)
 
     def _count(self, predictions: list[dict[str, Any]]) -> None:

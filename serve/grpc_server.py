@@ -245,7 +245,7 @@ class _Calls:
             student = self._predictor.current
             with stage("decode"):
                 wish, given = await self._answerer.grpc_tensors(body, student)
-            return await _response(wish, await self._answerer.answer(student, given, wish.asked))
+            return await _response(wish, await self._answerer.answer(student, given, wish.asked(student.card)))
 
 
 class _Call:

@@ -72,7 +72,7 @@ def add_routes(app: FastAPI, answerer: Answerer, protection: list[Any], schemas:
             student = chosen(name, version)
             with stage("decode"):
                 wish, given = await answerer.tensors(content, request.headers.get(HEADER_LENGTH), student)
-            return await _answer(wish, await answerer.answer(student, given, wish.asked))
+            return await _answer(wish, await answerer.answer(student, given, wish.asked(student.card)))
 
 
 def require(student: ServedStudent, name: str, version: str | None) -> ServedStudent:

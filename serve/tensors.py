@@ -96,9 +96,10 @@ class Wish:
     outputs: dict[str, bool]  # names, and whether as binary
     confidence: float | None = None
 
-    @property
-    def asked(self) -> Asked:
-        return Asked(self.coverage, self.confidence)
+    def asked(self, card: Mapping[str, Any]) -> Asked:
+        """Who names the output `set` and no confidence gets the card's."""
+        own = (card.get("conformal") or {}).get("confidence", 0.5)  # without calibration rows any is refused
+        return Asked(self.coverage, own if self.confidence is None and SET in self.outputs else self.confidence)
 
 
 def json_length(content: Body, header: str | None) -> int:
@@ -133,7 +134,8 @@ def read_tensors(content: Body, length: int, takes: ImageInput, max_images: int)
 
 def wish_of(request: InferRequest, known: Mapping[str, str]) -> Wish:
     wanted = request.parameters
-    known = known if wanted.confidence is None else {**known, SET: ANY_OUTPUTS[SET]}
+    if request.outputs or wanted.confidence is not None:
+        known = {**known, SET: ANY_OUTPUTS[SET]}
     return Wish(request.id, wanted.coverage, _outputs(request, known), wanted.confidence)
 
 
@@ -185,8 +187,6 @@ def _outputs(request: InferRequest, known: Mapping[str, str]) -> dict[str, bool]
     if not request.outputs:
         return dict.fromkeys(known, default)
     for number, output in enumerate(request.outputs):
-        if output.name == SET and SET not in known:
-            raise invalid(f"outputs[{number}].name", "a set needs the request parameter confidence, e.g. 0.9")
         if output.name not in known:
             raise invalid(f"outputs[{number}].name", f"{output.name[:100]!r} is not one of {', '.join(known)}")
     return {

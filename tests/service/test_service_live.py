@@ -20,6 +20,7 @@ import tritonclient.http as triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedppd_ray.inference.temperature import scaled
 from fedppd_ray.runs.run import evaluate_run
 from tests.service.conftest import npy, png
 from tests.service.exports import export_again
@@ -75,7 +76,8 @@ def test_it_listens_on_this_machine_alone(server: Server) -> None:
 
 def test_a_triton_client_gets_what_evaluate_computes(server: Server, digits: Any) -> None:
     rows = np.array(digits.images[:20, 0])
-    expected = np.exp(evaluate_run(server.run).log_probabilities[:20])
+    seen = evaluate_run(server.run)
+    expected = np.exp(scaled(seen.log_probabilities[:20], seen.figures["temperature"]))
     # The client writes into the headers it is given: it gets copies.
     client = triton.InferenceServerClient(f"127.0.0.1:{server.port}")
     assert client.is_server_live()
@@ -93,6 +95,7 @@ def test_a_triton_client_gets_what_evaluate_computes(server: Server, digits: Any
         np.testing.assert_allclose(result.as_numpy("probabilities"), expected, atol=2e-6)
         assert (result.as_numpy("label") == expected.argmax(1)).all()
         assert result.as_numpy("abstain").dtype == bool
+        assert result.as_numpy("set")[np.arange(20), expected.argmax(1)].all()
         assert result.as_numpy("class_name").astype(str).tolist() == [str(label) for label in expected.argmax(1)]
     all_outputs = client.infer("digits", [tensor], headers=dict(HEADERS))
     assert all_outputs.as_numpy("entropy").shape == (20,)

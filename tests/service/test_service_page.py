@@ -115,6 +115,21 @@ def test_coverage_of_everything_answers_the_scribble(page: Page) -> None:
     expect(page.locator("#badge")).to_have_class("badge sure")
 
 
+def test_a_scribble_has_a_set_of_several_classes_and_a_flag(page: Page) -> None:
+    expect(page.locator("#set-note")).to_contain_text("not for one class or one site by itself")
+    draw(page, SEVEN)
+    expect(page.locator("#set")).to_have_text("only 7")
+    expect(page.locator("#foreign")).to_be_hidden()
+    for line in STAR:
+        draw(page, line)
+    page.get_by_label("Set that is right in").select_option("0.99")
+    expect(page.locator("#set")).to_contain_text("one of ")
+    expect(page.locator("#foreign")).to_be_visible()
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator("#set")).to_be_hidden()
+    expect(page.locator("#foreign")).to_be_hidden()
+
+
 def test_it_can_be_used_by_keyboard_alone(page: Page) -> None:
     for _ in range(20):
         page.keyboard.press("Tab")

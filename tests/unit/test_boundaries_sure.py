@@ -82,6 +82,12 @@ Change = Callable[[dict[str, Any]], object]
         (lambda card: card["normalisation"]["mean"].append(0.5), r".*a mean and a std for each channel"),
         (lambda card: card["normalisation"].update(range=[255.0, 0.0]), r"normalisation: .*least and the largest"),
         (lambda card: card["normalisation"].update(range=[1.0, 1.0]), r"normalisation: .*least and the largest"),
+        (lambda card: card["conformal"]["table"][0]["thresholds"].append(0.5), r".*a threshold, or one for each class"),
+        (lambda card: card["conformal"].update(guarantee="per site"), r"conformal\.guarantee: .*'marginal'"),
+        (lambda card: card["conformal"].update(method="magic"), r"conformal\.method: "),
+        (lambda card: card["ood"].update(false_alarms=0.0), r"ood\.false_alarms: "),
+        (lambda card: card["drift"]["classes"].pop(), r".*do not fit the classes"),
+        (lambda card: card["drift"]["entropy"].append(3), r".*do not add up to its rows"),
     ],
 )
 def test_a_card_that_cannot_be_used_is_refused_by_its_entry(finished_run: Path, change: Change, says: str) -> None:
