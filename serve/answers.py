@@ -26,6 +26,7 @@ from serve.access_log import current_request
 from serve.body import Admission, read_body
 from serve.decoder_process import TENSORS
 from serve.decoders import Decoders
+from serve.drift import Drift
 from serve.grpc_tensors import GRPC, rest_form
 from serve.metrics import Metrics
 from serve.predictor import Predictor
@@ -71,6 +72,7 @@ class Answerer:
         self.predictor = predictor
         self.settings = settings
         self._metrics = metrics
+        self.drift = Drift(settings, metrics)
         self.admission = Admission(settings, metrics.pending)
         self._decoders = Decoders(settings.decode_seconds, settings.decoders, metrics.decoders_lost.inc)
         # Checks and copies of large arrays; numpy lets the event loop run meanwhile.
@@ -106,11 +108,14 @@ class Answerer:
         return canary or self.predictor.current
 
     def _gave_up(self, student: ServedStudent, error: Exception) -> bool:
-        """Whether it was the candidate that failed; a caller's own mistake is none of its failures."""
+        """Whether it was a candidate that failed; a caller's own mistake is none of its failures."""
         trial = self.predictor.trial
-        if trial is None or (isinstance(error, RequestError) and error.status < 500):
+        if trial is None or student is self.predictor.current:
             return False
-        return trial.give_up(student)
+        if isinstance(error, RequestError) and error.status < 500:
+            return False
+        trial.give_up(student)
+        return True
 
     async def _given(self, body: inputs.Body, media_type: str, student: ServedStudent) -> Given:
         takes = student.takes
@@ -188,6 +193,7 @@ class Answerer:
         self._count(predictions)
         if (trial := self.predictor.trial) is not None:
             trial.offer(current_request.get(), given.values)
+        self.drift.note(student, log_probabilities)
         return Answer(student, level, predictions, given.hint, sets.described(student.card) if sets else None)
 
     def _count(self, predictions: list[dict[str, Any]]) -> None:

@@ -17,13 +17,22 @@ from serve.access import Gate, guard
 from serve.access_log import AccessLog
 from serve.aggregate import WRITE_SECONDS, AllReplicas
 from serve.answers import Answerer, json_list, unsupported
+from serve.drift import STEP_SECONDS, Drift
 from serve.errors import add_error_handlers
 from serve.grpc_server import grpc_door
 from serve.metrics import Metrics
 from serve.middleware import Lingering, Observed
 from serve.openapi import Schemas
 from serve.predictor import Predictor
-from serve.schemas import ErrorResponse, Health, ModelResponse, PredictRequest, PredictResponse, PredictRowsRequest
+from serve.schemas import (
+    DriftResponse,
+    ErrorResponse,
+    Health,
+    ModelResponse,
+    PredictRequest,
+    PredictResponse,
+    PredictRowsRequest,
+)
 from serve.settings import Settings
 from serve.tokens import Tokens
 from serve.tracing import Traced, Tracing
@@ -71,6 +80,7 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
         if (trial := predictor.trial) is not None:
             trial.start()
             watchers.append(Watcher(trial.refresh, settings.poll_seconds))
+        watchers.append(Watcher(answerer.drift.step, STEP_SECONDS, answerer.drift.begin))
         for watcher in watchers:
             watcher.start()
         answerer.start()
@@ -105,7 +115,7 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
     protection = [Depends(guard(gate))] if guarded else []
     schemas = Schemas()
     _add_prediction(app, answerer, protection, schemas)
-    _add_information(app, predictor)
+    _add_information(app, predictor, answerer.drift)
     _add_metrics(app, metrics, replicas)
     open_inference.add_routes(app, answerer, protection, schemas)
     schemas.publish(app)
@@ -154,7 +164,7 @@ def _media_type(request: Request) -> str:
     return given
 
 
-def _add_information(app: FastAPI, predictor: Predictor) -> None:
+def _add_information(app: FastAPI, predictor: Predictor, drift: Drift) -> None:
     page = (_STATIC / "index.html").read_bytes()
 
     @app.get("/", include_in_schema=False)
@@ -165,6 +175,11 @@ def _add_information(app: FastAPI, predictor: Predictor) -> None:
     async def model() -> Response:
         """The model card: classes, input, metrics, abstention, configuration hash, and the state of reloading."""
         return _json(predictor.describe())
+
+    @app.get("/drift", response_model=DriftResponse)
+    async def drifting() -> Response:
+        """Whether what this replica is asked still looks like the calibration rows, and how the last window did."""
+        return _json(drift.describe(predictor.current))
 
     @app.get("/healthz", response_model=Health)
     async def healthz() -> Response:

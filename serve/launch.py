@@ -55,6 +55,7 @@ class Plan:
     key: Path | None = None
     grpc_port: int | None = None
     otlp_endpoint: str | None = None
+    drift_webhook: str | None = None
 
 
 def serve_until(
@@ -82,6 +83,7 @@ def serve_until(
         token_file=_absolute(plan.token_file or token_file(os.environ)),
         client_requests_a_second=plan.client_requests,
         access_log=_absolute(plan.access_log),
+        drift_webhook=plan.drift_webhook,
         otlp_endpoint=trace_endpoint(plan.otlp_endpoint) if plan.otlp_endpoint else None,
         grpc_host=plan.host,
         grpc_port=plan.grpc_port,

@@ -108,6 +108,19 @@ class ModelResponse(BaseModel):
     reload: ReloadState
 
 
+class DriftResponse(BaseModel):
+    """How windows of answers compare with what the export recorded on its calibration rows."""
+
+    status: str = Field(description="quiet, drift, waiting (no window yet) or unknown (an export without a record).")
+    model: ModelReference
+    calibration_rows: int
+    false_alarms_a_day: float
+    level: float = Field(description="Of one window's three tests together.")
+    window_seconds: float
+    window_rows: int = Field(description="Counted so far in the window that is open.")
+    last: dict[str, Any] | None = Field(description="The last window: rows, statistics, p-values.")
+
+
 class Health(BaseModel):
     status: str
 

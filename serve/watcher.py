@@ -8,8 +8,8 @@ logger = logging.getLogger("fedppd.serve")
 
 
 class Watcher:
-    def __init__(self, refresh: Callable[[], object], seconds: float) -> None:
-        self._refresh = refresh
+    def __init__(self, refresh: Callable[[], object], seconds: float, begin: Callable[[], None] = lambda: None) -> None:
+        self._refresh, self._begin = refresh, begin
         self._seconds = seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="watch-export", daemon=True)
@@ -23,6 +23,7 @@ class Watcher:
             self._thread.join(timeout=30)
 
     def _loop(self) -> None:
+        self._begin()
         while not self._stop.wait(self._seconds):
             try:
                 self._refresh()

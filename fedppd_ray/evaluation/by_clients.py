@@ -27,6 +27,7 @@ from fedppd_ray.inference.conformal import (
     edges,
     members,
 )
+from fedppd_ray.inference.drift import directions_for, drift_card
 from fedppd_ray.inference.questions import Answer, Question, register_question
 from fedppd_ray.inference.scores import Floats, Labels, Outputs, score_named
 from fedppd_ray.inference.temperature import scaled
@@ -84,6 +85,28 @@ class Covered(_OfSets):
         }
 
 
+@register_question
+class DriftCounts(Question):
+    """Counts of entropies, predicted classes and projections: what served rows are compared with."""
+
+    kind: ClassVar[str] = "drift_counts"
+    temperature: float = Field(gt=0)
+
+    def answer(self, outputs: Outputs, labels: Labels) -> Mapping[str, Any]:
+        entry = drift_card(scaled(outputs.log_probabilities, self.temperature), 0)
+        return {key: entry[key] for key in ("rows", "entropy", "classes", "projections")}
+
+
+def drift_of_clients(classes: int, temperature: float, ask: Ask) -> dict[str, Any] | None:
+    answers = ask(DriftCounts(temperature=temperature))
+    if not answers:
+        return None
+    counts = {
+        key: _sum(answers, key).astype(np.int64).tolist() for key in ("rows", "entropy", "classes", "projections")
+    }
+    return {**counts, "directions": directions_for(classes, 0).tolist()}
+
+
 def with_sets(found: Calibration, config: EvaluationConfig, classes: Sequence[str], ask: Ask) -> Calibration:
     """What clients' rows decided so far, and sets and flag; unchanged where no client keeps enough rows back."""
     if found.nll is None:
@@ -92,7 +115,8 @@ def with_sets(found: Calibration, config: EvaluationConfig, classes: Sequence[st
     wanted = threshold_by_asking(1 - flag.false_alarms, by, found.temperature, ask, len(classes))
     ood = {"score": by.name, "false_alarms": flag.false_alarms, "rows": wanted["rows"]}
     ood["threshold"] = None if too_few(wanted["rows"], 1 - flag.false_alarms) else wanted["threshold"]
-    return replace(found, conformal=sets_of_clients(config.conformal, classes, found.temperature, ask), ood=ood)
+    sets = sets_of_clients(config.conformal, classes, found.temperature, ask)
+    return replace(found, conformal=sets, ood=ood, drift=drift_of_clients(len(classes), found.temperature, ask))
 
 
 def sets_of_clients(

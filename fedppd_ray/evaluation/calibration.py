@@ -11,6 +11,7 @@ from fedppd_ray.evaluation.metrics import auroc
 from fedppd_ray.evaluation.sets import calibrated_sets
 from fedppd_ray.federation.types import ClientInfo
 from fedppd_ray.inference.abstention import abstention_card
+from fedppd_ray.inference.drift import drift_card
 from fedppd_ray.inference.ood_flag import ood_card
 from fedppd_ray.inference.scores import ENTROPY, Labels, Outputs, Score, all_scores, score_named
 from fedppd_ray.inference.temperature import fit_temperature, scaled
@@ -25,11 +26,12 @@ class Calibration:
     nll: float | None = None  # on the calibration rows, before scaling
     conformal: dict[str, Any] | None = None
     ood: dict[str, Any] | None = None
+    drift: dict[str, Any] | None = None
 
     def entry(self) -> dict[str, Any]:
         """What a model card has of it, besides the abstention."""
         chosen = {"score_choice": self.choice} if self.choice else {}
-        more = {"conformal": self.conformal, "ood": self.ood}
+        more = {"conformal": self.conformal, "ood": self.ood, "drift": self.drift}
         found = {key: value for key, value in more.items() if value}
         return {"temperature": self.temperature, "score": self.score.name, **chosen, **found}
 
@@ -75,7 +77,8 @@ def calibrate(
     sets = calibrated_sets(config.conformal, served.log_probabilities, labels, names, clients)
     flag, by = config.ood_flag, score_named(config.ood_flag.score or score.name)
     ood = ood_card(by, by.of(served), flag.false_alarms) if by.fits(served) else None
-    return Calibration(temperature, score, choice, abstention, nll, sets, ood)
+    drift = drift_card(served.log_probabilities, 0)
+    return Calibration(temperature, score, choice, abstention, nll, sets, ood, drift)
 
 
 def _compared(known: Outputs, labels: Labels, outliers: Outputs) -> dict[str, dict[str, float]]:

@@ -73,6 +73,19 @@ class OodFlag(_Part):
     rows: int = Field(ge=1)
 
 
+Counts = list[Annotated[int, Field(ge=0)]]
+
+
+class DriftRecord(_Part):
+    """Counts of calibration rows, that served ones are compared with: see `inference/drift.py`."""
+
+    rows: int = Field(ge=1)
+    directions: list[list[Finite]] = Field(min_length=1)
+    entropy: Counts = Field(min_length=2)
+    classes: Counts
+    projections: list[Counts] = Field(min_length=1)
+
+
 class SetLevel(_Part):
     confidence: Between
     thresholds: list[Finite | None] = Field(min_length=1)  # one, or one for each class; null: the class is in every set
@@ -106,8 +119,19 @@ class Card(_Part):
     abstention: Abstention | None
     conformal: Conformal | None = None
     ood: OodFlag | None = None
+    drift: DriftRecord | None = None
     config_hash: Digest
     sha256: Digest
+
+    @model_validator(mode="after")
+    def _drift_fits(self) -> Self:
+        if self.drift is not None:
+            sizes = {len(self.classes), len(self.drift.classes), *map(len, self.drift.directions)}
+            if len(sizes) > 1 or len(self.drift.directions) != len(self.drift.projections):
+                raise ValueError("drift: its counts do not fit the classes")
+            if any(sum(counts) != self.drift.rows for counts in (self.drift.entropy, *self.drift.projections)):
+                raise ValueError("drift: its counts do not add up to its rows")
+        return self
 
     @model_validator(mode="after")
     def _sets_fit(self) -> Self:

@@ -215,7 +215,10 @@ class RunStore:
             values = json.loads(path.read_text(encoding="utf-8"))["clients"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error}); resume the run to mend it") from None
-        return [ClientInfo(value["client"], value["rows"], tuple(value["class_counts"])) for value in values]
+        return [
+            ClientInfo(value["client"], value["rows"], tuple(value["class_counts"]), tuple(value.get("holds", ())))
+            for value in values
+        ]
 
     def save_client_figures(self, round_id: int, figures: Mapping[str, Any]) -> None:
         """What clients say of the student of this round, on rows that they keep back."""
