@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -172,6 +172,23 @@ def local_ray() -> Iterator[None]:
         ray.shutdown()
 
 
+@contextmanager
+def raylets(count: int) -> Iterator[None]:
+    """A Ray cluster of that many nodes with a core each, all on this machine."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(count - 1):
+        cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
 class Silent(Observer):
     """An observer that says nothing; the benchmarks' own begin here."""
 
@@ -190,11 +207,11 @@ class Turn:
     saving: float  # of the round: what came after its checkpoint's clock stopped
     compute: tuple[float, ...]  # of each client, by its actor's clock
     driver: float  # CPU of this process
-    plain: float
+    plain: float  # 0 where nobody asked
 
 
 class _Turns(Silent):
-    def __init__(self, plain: PlainProcesses) -> None:
+    def __init__(self, plain: PlainProcesses | None) -> None:
         self._plain = plain
         self.turns: list[Turn] = []
 
@@ -208,20 +225,28 @@ class _Turns(Silent):
     def round_finished(self, record: dict[str, Any]) -> None:
         seconds, spent = time.monotonic() - self._began, time.process_time() - self._spent
         saving = seconds - record["seconds"]
-        self.turns.append(Turn(seconds, saving, tuple(self._compute), spent, self._plain.turn()))
+        self.turns.append(
+            Turn(seconds, saving, tuple(self._compute), spent, self._plain.turn() if self._plain else 0.0)
+        )
 
 
 def turns_beside(config: Config) -> list[Turn]:
-    """The rounds of a training on a Ray of its own but the first, which warms up, and the last, which evaluates."""
+    """Rounds on a Ray of its own, each followed by the same work in plain processes."""
+    plain = PlainProcesses(config)
+    turns = turns_on(local_ray(), config, plain)
+    plain.close()
+    return turns
+
+
+def turns_on(cluster: AbstractContextManager[None], config: Config, plain: PlainProcesses | None = None) -> list[Turn]:
+    """The rounds of a training there but the first, which warms up, and the last, which evaluates."""
     from fedppd_ray.runtime.ray_executor import RayExecutor
 
-    plain = PlainProcesses(config)
     observer = _Turns(plain)
-    with local_ray(), tempfile.TemporaryDirectory() as folder:
+    with cluster, tempfile.TemporaryDirectory() as folder:
         executor = RayExecutor(config, client_ids(config.federation.clients))
         store = RunStore(Path(folder) / "run")
         store.create(config)
         Training(config, store, executor, observer).run_rounds(None)
         executor.close()
-    plain.close()
     return observer.turns[1:-1]

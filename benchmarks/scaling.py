@@ -1,10 +1,14 @@
 """How does a round grow with its clients? Measured here, then projected to clusters.
 
-    python benchmarks/scaling.py [--clients 10 30 100 300 1000] [--rows 40] [--turns 3] [--short] [--json FILE]
+    python benchmarks/scaling.py [--clients 10 30 100 300 1000] [--rows 40] [--turns 3] [--raylets 4 8]
+                                 [--short] [--json FILE]
 
 Measured: FedAvg rounds of virtual clients that share one actor per core, against the ideal (the same local updates in
 one plain process per core, in turns; see round_overhead.py). A round that scales costs the same per client,
 however many there are.
+
+Also measured: what the driver computes for a call to an actor, with the clients on 4 and 8 raylets, all on this
+machine. They share its cores, so this tells overheads and no speed.
 
 PROJECTED, not measured: rounds on clusters, by a queueing model. Actors take bundles of clients from one queue as they
 become free; the driver serves one actor after the other, the server folds one update after the other. Its four numbers
@@ -14,7 +18,7 @@ network is not in it.
 
 import heapq
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from harness import (
@@ -24,8 +28,10 @@ from harness import (
     fedavg_config,
     median,
     parser_of,
+    raylets,
     report,
     turns_beside,
+    turns_on,
     warn_of_company,
 )
 
@@ -81,6 +87,19 @@ def measure(config: Config) -> dict[str, float]:
     }
 
 
+def driver_costs(config: Config, nodes: int) -> dict[str, float]:
+    """The driver's CPU time with an actor on each of so many raylets, of a call and of a client."""
+    turns = turns_on(raylets(nodes), config)
+    compute = median([median(turn.compute) for turn in turns])
+    spent, clients = median([turn.driver for turn in turns]), config.federation.clients
+    return {
+        "round_s": median([turn.round for turn in turns]),
+        "call_s": spent / calls(clients, nodes, compute),
+        "client_s": spent / clients,
+        "calls": calls(clients, nodes, compute),
+    }
+
+
 def fold_seconds(size: int, repeats: int = 200) -> float:
     """The server's own work for one update of this size: two screens and an addition."""
     from fedppd_ray.federation.screen import refusal
@@ -122,10 +141,12 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", help="10 30 100 300 1000, in the short version 10 100")
     parser.add_argument("--rows", type=int, default=40, help="of each client")
+    parser.add_argument("--raylets", type=int, nargs="*", help="4 8, in the short version none")
     parser.add_argument("--turns", type=int, help="rounds that count; 3, in the short version 2")
     options = parser.parse_args()
     clients = options.clients or ([10, 100] if options.short else [10, 30, 100, 300, 1000])
     turns = options.turns or (2 if options.short else 3)
+    nodes = options.raylets if options.raylets is not None else ([] if options.short else [4, 8])
     warn_of_company()
     measured: dict[int, dict[str, float]] = {}
     with cifar_rows(max(clients) * options.rows) as data:
@@ -140,7 +161,18 @@ def main() -> int:
                 f"{count:>8,}{row['round_s']:>10.3f}{row['ideal_s']:>10.3f}{each:>11.2f}   {row['ratio']:.2f}",
                 flush=True,
             )
+        drivers = {}
+        for count in nodes:
+            config = fedavg_config(data, clients[-1], options.rows, turns + EDGES, resources={"actors": count})
+            row = drivers[count] = driver_costs(config, count)
+            print(
+                f"{count} raylets, {clients[-1]:,} clients: {row['calls']} calls, of the driver "
+                f"{1000 * row['call_s']:.2f} ms per call, {1000 * row['client_s']:.3f} ms per client",
+                flush=True,
+            )
     costs = fitted(measured, fold_seconds(62006))
+    if drivers:  # the dearest that was seen
+        costs = replace(costs, driver=max(costs.driver, *(row["call_s"] for row in drivers.values())))
     here = projected_seconds(clients[-1], cores(), costs)
     print(
         f"\nPROJECTED by the queueing model, not measured: a client {1000 * costs.compute:.1f} ms, a call "
@@ -153,7 +185,14 @@ def main() -> int:
         seconds = [projected_seconds(count, actors, costs) for actors in CLUSTERS]
         projection[count] = dict(zip(CLUSTERS, seconds, strict=True))
         print(f"{count:>8,}" + "".join(f"{value:>12.2f}" for value in seconds))
-    report({"measured": measured, "costs": asdict(costs), "projected": projection, "rows": data.what}, options.json)
+    print("\nof these, the driver alone")
+    for count in projection:
+        alone = [calls(count, actors, costs.compute) * costs.driver for actors in CLUSTERS]
+        print(f"{count:>8,}" + "".join(f"{value:>12.2f}" for value in alone))
+    report(
+        {"measured": measured, "raylets": drivers, "costs": asdict(costs), "projected": projection, "rows": data.what},
+        options.json,
+    )
     return 0
 
 

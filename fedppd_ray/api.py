@@ -18,7 +18,7 @@ from fedppd_ray.inference.scores import Score
 from fedppd_ray.methods.base import Method
 from fedppd_ray.reports.active import write_study
 from fedppd_ray.reports.comparison import write_comparison
-from fedppd_ray.runs.batch import Format, do_part, plan_job
+from fedppd_ray.runs.batch import Asked, Format, do_part, plan_job
 from fedppd_ray.runs.export import load_student, read_card
 from fedppd_ray.runs.journal import read_journal
 from fedppd_ray.runs.remote import Location, absolute, open_to_read
@@ -194,6 +194,7 @@ def predict_files(
     form: Format = "parquet",
     part_rows: int = 10_000,
     coverage: float | None = None,
+    confidence: float | None = None,
     address: str | None = None,
     serial: bool = False,
     started: Callable[[int, int], None] = lambda done, rows: None,
@@ -206,13 +207,14 @@ def predict_files(
     inputs: .npy files or folders of images, or CSV and Parquet files for a student of tables.
     out: the folder; it gets part-000000.parquet (or .csv) and so on, each of `part_rows` rows.
     coverage: another share of answered rows than the export's default.
+    confidence: with which each answer's `set` of classes holds the right one.
     address, serial: as in `train`. The files must be readable, and the folder writable, on every node.
     started: is told how many rows are there already, and how many there are.
     progress: is told the rows of each part as it is written.
 
     Returns the number of rows, of this call and of those before it.
     """
-    job = plan_job(absolute(run), read_card(run), inputs, out.resolve(), form, coverage, part_rows)
+    job = plan_job(absolute(run), read_card(run), inputs, out.resolve(), form, Asked(coverage, confidence), part_rows)
     rows = sum(part.rows for part in job.parts)
     started(rows - sum(part.rows for part in job.waiting), rows)
     if serial:

@@ -108,11 +108,14 @@ class Answerer:
         return canary or self.predictor.current
 
     def _gave_up(self, student: ServedStudent, error: Exception) -> bool:
-        """Whether it was the candidate that failed; a caller's own mistake is none of its failures."""
+        """Whether it was a candidate that failed; a caller's own mistake is none of its failures."""
         trial = self.predictor.trial
-        if trial is None or (isinstance(error, RequestError) and error.status < 500):
+        if trial is None or student is self.predictor.current:
             return False
-        return trial.give_up(student)
+        if isinstance(error, RequestError) and error.status < 500:
+            return False
+        trial.give_up(student)
+        return True
 
     async def _given(self, body: inputs.Body, media_type: str, student: ServedStudent) -> Given:
         takes = student.takes

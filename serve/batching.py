@@ -77,18 +77,22 @@ class Batcher:
                 start = stop
 
     def _take(self) -> list[_Job]:
-        """The longest run of waiting jobs for one student that fits a pass; callers who left are skipped."""
+        """Waiting jobs for the student of the first, as many as fit a pass; callers who left are skipped."""
         jobs: list[_Job] = []
+        others: list[_Job] = []  # after a hot reload, or beside a canary: each gets the student it was validated for
         rows = 0
         while self._waiting:
             job = self._waiting[0]
             if not job.answer.done():
-                # After a hot reload, requests that were validated for the old student still get the old student.
-                if jobs and (job.student is not jobs[0].student or rows + len(job.values) > self._max_rows):
+                if jobs and job.student is not jobs[0].student:
+                    others.append(job)
+                elif jobs and rows + len(job.values) > self._max_rows:
                     break
-                jobs.append(job)
-                rows += len(job.values)
+                else:
+                    jobs.append(job)
+                    rows += len(job.values)
             self._waiting.popleft()
+        self._waiting.extendleft(reversed(others))
         return jobs
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedppd_ray.data.parts import RawRows
+from fedppd_ray.inference.conformal import conformal_level
 from fedppd_ray.inference.student import describe_predictions
 from fedppd_ray.releases.live import Answers, Tally
 from serve.metrics import Counter
@@ -113,10 +114,14 @@ def answers_of(student: ServedStudent, rows: RawRows) -> Answers:
     started = time.perf_counter()
     evidence = student.log_probabilities(rows)
     seconds = time.perf_counter() - started
-    if not np.isfinite(np.exp(evidence)).all():
+    log_probabilities = evidence[:, : len(student.card["classes"])]
+    if not np.isfinite(np.exp(log_probabilities)).all():
         raise ValueError("its answer is not finite")
-    described = describe_predictions(student.card, evidence)
+    card = student.card
+    described = describe_predictions(card, evidence)
     labels, entropy, abstains = (
         np.array([answer[key] for answer in described]) for key in ("label", "entropy", "abstain")
     )
-    return Answers(labels, entropy, abstains.astype(float), seconds)
+    sets = conformal_level(card, card["conformal"]["confidence"]) if card.get("conformal") else None
+    sizes = None if sets is None else sets.members(log_probabilities).sum(axis=1).astype(float)
+    return Answers(labels, entropy, abstains.astype(float), seconds, sizes)

@@ -88,13 +88,11 @@ class Trial:
         if running is not None and running.takes(request):
             self._comparing.offer(values)
 
-    def give_up(self, student: ServedStudent) -> bool:
-        """The candidate failed on a request: nobody else gets it. Whether it was the candidate."""
+    def give_up(self, student: ServedStudent) -> None:
+        """The candidate failed on a request: nobody else gets it."""
         running = self._running
-        if running is None or running.student is not student:
-            return False
-        running.tally.fail()  # the watcher's thread does the rest: the registry may be far away
-        return True
+        if running is not None and running.student is student:
+            running.tally.fail()  # the watcher's thread does the rest: the registry may be far away
 
     # ---- in the watcher's thread
 

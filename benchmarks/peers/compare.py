@@ -8,10 +8,11 @@ same order (ours, written to a file), in batches of 40, by SGD of the same rate;
 weights that were learnt, and the accuracy, say so. Peers have a venv each (venvs/, built once) with this torch; their
 programs are flower_run.py and pfl_run.py.
 
-Shown: clients per second and round time, median over all rounds but the first and the last; CPU time per client of
-all processes; round / ideal, where the ideal is the same local updates in one bare process a core, nothing sent (each
-by its own kind of local update: ours, or the usual PyTorch loop that the peers are given); start, from the command to
-the end of round 1, less one round; peak memory of all processes. Rows: FEDPPD_DATA, or random images.
+Shown: clients per second and round time, of the fastest round but the first and the last (other work on the machine can
+only slow a round down; the JSON has every round); CPU time per client of all processes, median; round / ideal, where
+the ideal is the same local updates in one bare process a core, nothing sent (each by its own kind of local update:
+ours, or the usual PyTorch loop that the peers are given); start, from the command to the end of round 1, less one
+round; peak memory of all processes. Rows: FEDPPD_DATA, or random images.
 """
 
 import importlib.metadata
@@ -36,6 +37,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import yaml  # noqa: E402
 from harness import (  # noqa: E402
+    PROJECT,
     Holdings,
     PlainProcesses,
     Rows,
@@ -93,7 +95,7 @@ def install(peer: str) -> None:
     wanted = [PEERS[peer], f"torch=={importlib.metadata.version('torch')}"]
     if stamp.exists() and stamp.read_text(encoding="utf-8") == " ".join(wanted):
         return
-    print(f"installing {' '.join(wanted)} into {venv.relative_to(HERE.parent.parent)}", flush=True)
+    print(f"installing {' '.join(wanted)} into {venv.relative_to(PROJECT)}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
     subprocess.run([str(venv / "bin" / "pip"), "install", "--quiet", *wanted], check=True)
     stamp.write_text(" ".join(wanted), encoding="utf-8")
@@ -163,7 +165,7 @@ def run(name: str, folder: Path, rounds: int) -> Figures:
         **os.environ,
         "PEERS_WORK": str(folder),
         MARK: mark,
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": os.pathsep.join((str(HERE), str(PROJECT))),
         "FLWR_HOME": str(folder / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
     }
@@ -188,9 +190,7 @@ def run(name: str, folder: Path, rounds: int) -> Figures:
         raise SystemExit(f"{name} failed:\n{''.join(seen[-40:])}")
     between = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(stamps[1:rounds])]
     seconds = [wall for wall, _ in between]
-    return Figures(
-        seconds, [cpu for _, cpu in between], stamps[1][0] - began - median(seconds), watch.peak_mb, accuracy
-    )
+    return Figures(seconds, [cpu for _, cpu in between], stamps[1][0] - began - min(seconds), watch.peak_mb, accuracy)
 
 
 def _bare_clients(folder: str, clients: Sequence[int], pipe: Connection) -> None:
@@ -241,7 +241,7 @@ def ideals(folder: Path, config: Config, turns: int) -> dict[str, float]:
     taken = [(plain.turn(), bare.turn()) for _ in range(turns + 1)][1:]
     bare.close()
     plain.close()
-    ours, usual = (median(values) for values in zip(*taken, strict=True))
+    ours, usual = (min(values) for values in zip(*taken, strict=True))
     return {"ours": ours, "usual": usual}
 
 
@@ -269,7 +269,7 @@ def measure(data: Rows, clients: int, rows: int, rounds: int, names: Sequence[st
 
 
 def _row(figures: Figures, clients: int, ideal: float) -> dict[str, Any]:
-    seconds = median(figures.rounds_s)
+    seconds = min(figures.rounds_s)
     return {
         "clients_per_s": clients / seconds,
         "round_s": seconds,

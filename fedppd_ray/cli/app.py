@@ -17,7 +17,7 @@ from fedppd_ray import __version__
 from fedppd_ray.cli import facts, reference, training
 from fedppd_ray.cli.batch import BatchFormat, predict_batch
 from fedppd_ray.cli.console import LogFormat, configure_logging, fail, print_table
-from fedppd_ray.cli.options import AddressOption, JsonOption, RootOption, RunArgument
+from fedppd_ray.cli.options import AddressOption, JsonOption, RootOption, RunArgument, ServedArgument
 from fedppd_ray.cli.releases import promote, registry_app, rollback
 from fedppd_ray.cli.sites import keys_app, site_app, sites_app
 from fedppd_ray.cli.studies import active, compare
@@ -34,6 +34,7 @@ data_app = typer.Typer(help="Fetch, parse and look at data sets.", no_args_is_he
 app.add_typer(data_app, name="data")
 data_app.command("sums")(facts.sums)
 data_app.command("facts")(facts.facts)
+data_app.command("clear")(facts.clear)
 app.add_typer(sites_app, name="sites")
 app.add_typer(site_app, name="site")
 app.add_typer(keys_app, name="keys")
@@ -138,7 +139,7 @@ def predict(
     rows: the same command continues one that was stopped.
     """
     if out is not None:
-        predict_batch(run, images, out, form, part_rows, coverage, address, serial)
+        predict_batch(run, images, out, form, part_rows, coverage, confidence, address, serial)
         return
     if serial or address:
         fail("--serial, --address: they are for a batch job; say where its answers go with --out DIR", 2)
@@ -168,7 +169,7 @@ def predict(
 
 @app.command()
 def serve(
-    run: RunArgument,
+    run: ServedArgument,
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="Processes that share the requests.")] = 1,
@@ -245,11 +246,16 @@ def methods() -> None:
 
 
 @app.command()
-def report(run: RunArgument) -> None:
+def report(
+    run: RunArgument,
+    examples: Annotated[
+        bool, typer.Option("--examples/--no-examples", help="Show the most doubtful held-out rows on the page.")
+    ] = True,
+) -> None:
     """Write report.html and plots/*.png of a run."""
     from fedppd_ray.reports.run import report_run
 
-    print(report_run(run))
+    print(report_run(run, examples))
 
 
 @data_app.command("prepare")

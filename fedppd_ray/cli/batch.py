@@ -25,6 +25,7 @@ def predict_batch(
     form: BatchFormat,
     part_rows: int,
     coverage: float | None,
+    confidence: float | None,
     address: str | None,
     serial: bool,
 ) -> None:
@@ -41,6 +42,7 @@ def predict_batch(
                 form=form.value,
                 part_rows=part_rows,
                 coverage=coverage,
+                confidence=confidence,
                 address=address,
                 serial=serial,
                 started=started,

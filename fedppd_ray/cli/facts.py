@@ -49,6 +49,14 @@ def facts(
     print(yaml.safe_dump({"data": {data["name"]: section}}, sort_keys=False, allow_unicode=True), end="")
 
 
+def clear() -> None:
+    """Delete what was parsed of any data on this machine, and the names of files that could not be read."""
+    from fedppd_ray.data.cache import cache_root
+    from fedppd_ray.data.cache import clear as clear_cache
+
+    print(f"{clear_cache() / 1e6:.1f} MB deleted in {cache_root()}; downloads stay")
+
+
 def _values(config: Path) -> dict[str, Any]:
     import yaml
 

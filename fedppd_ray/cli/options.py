@@ -11,6 +11,9 @@ from fedppd_ray.cli.completion import key_names
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run folder or s3:// URL, as `fedppd train --out` made it.")
 ]
+ServedArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run, or a registry (`fedppd promote`): a folder or s3:// URL.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RootOption = Annotated[
     str | None,

@@ -26,7 +26,9 @@ def promote(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run folder or URL, or the name of a version in the registry.")
     ],
-    to: Annotated[str, typer.Option("--to", metavar="REGISTRY", help="A folder or s3:// URL; made if new.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="REGISTRY", help="A folder, s3://… or mlflow://MODEL; made if new.")
+    ],
     gates: Annotated[
         Path | None,
         typer.Option("--gates", help="A YAML file. Default: gates.yaml in the registry, or the built-in ones."),

@@ -192,7 +192,7 @@ def sign(
     from fedppd_ray.runs.signature import sign_export
     from fedppd_ray.sites.guests import Guests
 
-    read_card(run)
+    read_card(run, vouched=False)
     sign_export(run, Guests(guests).key())
     print(f"{run}: signed by {Guests(guests).key().public}")
 

@@ -10,7 +10,7 @@ from fedppd_ray.config.schema import Config
 # Changing these does not change what an earlier round computed, so a resumed run may change them; but see `bound_by`.
 FREE_ON_RESUME = (
     *("name", "federation.rounds", "federation.quorum", "federation.deadline_s", "federation.retries"),
-    *("resources", "checkpoint", "evaluation", "data.root"),
+    *("federation.share_class_counts", "resources", "checkpoint", "evaluation", "data.root"),
 )
 
 

@@ -65,6 +65,11 @@ class FederationConfig(Section):
     quorum: float = Field(default=0.5, gt=0, le=1, description="share of a round's clients that must deliver")
     retries: int = Field(default=1, ge=0, description="second chances of a client within a round")
     deadline_s: float | None = Field(default=None, gt=0, description="seconds that a round waits for its clients")
+    share_class_counts: bool | None = Field(
+        default=None,
+        description="whether the driver is told how many rows of each class a client has; null: only of rows that it "
+        "dealt itself, not of clients' own",
+    )
     aggregation: str = Field(default="mean", description="how the clients' models become one")
     server_momentum: float = Field(default=0.0, ge=0, lt=1, description="μ: share of its last step the server adds")
 
@@ -211,6 +216,12 @@ class Config(Section):
     def client_names(self) -> list[str]:
         """All clients, sorted: by the names that `clients` gives them, else client-00, client-01, …"""
         return own_names(self.clients) or client_ids(self.federation.clients)
+
+    def shares_class_counts(self, client: str) -> bool:
+        """Whether the driver may be told how many rows of each class this client has."""
+        if self.federation.share_class_counts is not None:
+            return self.federation.share_class_counts
+        return self.data.partition.kind != "folders" and self.overrides_for(client).data is None
 
     def overrides_for(self, client: str) -> ClientOverrides:
         """Everything that `clients` says of this one; later patterns win."""

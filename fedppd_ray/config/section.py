@@ -10,6 +10,6 @@ class Section(BaseModel):
     @classmethod
     def _no_bool_as_number(cls, value: object, info: ValidationInfo) -> object:
         """Python and pydantic take true for 1; who writes `seed: yes` means something else."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation not in (bool, bool | None):
             raise ValueError(f"{str(value).lower()} is not a valid value")
         return value

@@ -6,6 +6,7 @@ replaced in place are read again. The whole folder may be deleted whenever nothi
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -20,13 +21,24 @@ from fedppd_ray.errors import DataError
 
 # Part of every entry's name: raise it when the meaning of cached files changes.
 _VERSION = 2
-_IMAGES, _LABELS, _WRITERS = "images.npy", "labels.npy", "writers.npy"
+_IMAGES, _LABELS, _WRITERS, _SKIPPED = "images.npy", "labels.npy", "writers.npy", "skipped.json"
 
 
 def cache_root() -> Path:
     # An empty XDG_CACHE_HOME counts as unset: otherwise the cache would lie in the root folder.
     base = os.environ.get("FEDPPD_CACHE") or (os.environ.get("XDG_CACHE_HOME") or "~/.cache") + "/fedppd"
     return Path(base).expanduser().resolve()
+
+
+def clear() -> int:
+    """Delete everything that was parsed, and what was said of bad files; returns the bytes. Downloads stay."""
+    arrays, freed = cache_root() / "arrays", 0
+    for path in [*arrays.rglob("*"), *cache_root().glob("*.log")]:
+        freed += path.stat().st_size if path.is_file() else 0
+    shutil.rmtree(arrays, ignore_errors=True)
+    for path in cache_root().glob("*.log"):
+        path.unlink()
+    return freed
 
 
 def data_root(root: str | None) -> Path:
@@ -69,11 +81,12 @@ def fill(folder: Path, parse: Callable[[], Split]) -> None:
 
 def read(folder: Path) -> Split:
     """Read-only maps of a cached part."""
-    writers = folder / _WRITERS
+    writers, skipped = folder / _WRITERS, folder / _SKIPPED
     return Split(
         np.load(folder / _IMAGES, mmap_mode="r"),
         np.load(folder / _LABELS, mmap_mode="r"),
         np.load(writers, mmap_mode="r") if writers.exists() else None,
+        json.loads(skipped.read_text(encoding="utf-8")) if skipped.exists() else {},
     )
 
 
@@ -93,6 +106,8 @@ def _write(folder: Path, split: Split) -> None:
         np.save(temporary / _LABELS, np.ascontiguousarray(split.labels))
         if split.writers is not None:
             np.save(temporary / _WRITERS, np.ascontiguousarray(split.writers))
+        if split.skipped:
+            (temporary / _SKIPPED).write_text(json.dumps(dict(split.skipped)), encoding="utf-8")
         # The folder appears complete or not at all.
         temporary.rename(folder)
     except BaseException:

@@ -9,11 +9,13 @@ from fedppd_ray.config.nouns import DatasetInfo
 from fedppd_ray.config.schema import Config
 from fedppd_ray.data.cache import data_root
 from fedppd_ray.data.datasets import Dataset, load, prepare, prepare_ood
+from fedppd_ray.data.discretion import discreet
 from fedppd_ray.data.folder import read_folder
 from fedppd_ray.data.mapped import rows_of
 from fedppd_ray.data.partition import Indices, Partition, partition
 from fedppd_ray.data.parts import Split
 from fedppd_ray.data.readers import tables
+from fedppd_ray.data.readers.images import summary
 from fedppd_ray.data.table import read_table_file
 from fedppd_ray.errors import DataError
 from fedppd_ray.seeding import numpy_generator_for
@@ -84,13 +86,19 @@ class Holdings:
         """The rows that it keeps back and answers questions about; none of them is trained on."""
         return self._parts(client)[1]
 
+    def left_out(self, client: str) -> str:
+        """How many of its files could not be used, and why; "" for none. Their names stay with the client."""
+        return summary(self._read(client).skipped)
+
     def _parts(self, client: str) -> tuple[Split, Split]:
+        elsewhere = self._config.overrides_for(client).held_out
         try:
-            own, elsewhere = self._read(client), self._config.overrides_for(client).held_out
+            own = self._read(client)
             if elsewhere is not None:
                 return own, read_own(Path(elsewhere), self._info)
-        except DataError as error:
-            raise DataError(f"{client}: {error}") from None
+        except (DataError, OSError) as error:
+            places = [Path(place) for place in (self._folders[client], elsewhere) if place is not None]
+            raise DataError(f"{client}: {discreet(error, places)}") from None
         kept = self._config.data.kept_rows(len(own)) if self._folders[client] is not None else 0
         if kept == 0:
             return own, _rows_of(own, np.empty(0, np.int64))

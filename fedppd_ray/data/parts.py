@@ -1,6 +1,7 @@
 """One part of a data set, as every reader returns it and every consumer sees it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ class Split:
     images: Values
     labels: Labels
     writers: NDArray[np.int64] | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)  # files that could not be used → why
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,5 +1,6 @@
 """Single pictures: files as rows of the shape that a network takes, and rows as files."""
 
+import io
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedppd_ray.data.datasets import dataset_info, load, load_ood
 from fedppd_ray.data.pixels import hint_for, to_predict
 from fedppd_ray.data.readers import tables
 from fedppd_ray.data.readers.pixels import SUFFIXES, decode
+from fedppd_ray.data.shapes import as_bytes
 from fedppd_ray.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,18 @@ def write_sample(name: str, index: int, path: Path, root: str | None) -> str:
         if index >= len(test):
             raise DataError(f"--index {index}: {name} has {len(test)} held-out rows")
         pixels, shows = test.images[index], f"class {info.classes[test.labels[index]]}"
-    picture = np.asarray(pixels[0] if info.shape[0] == 1 else pixels.transpose(1, 2, 0))
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture).save(path, format="PNG")
+    _picture(pixels).save(path, format="PNG")
     return shows
+
+
+def picture_bytes(row: NDArray[Any], span: tuple[float, float]) -> bytes:
+    """A row as a PNG of 8 bits, for people to look at; of two or more than four channels the first alone."""
+    channels = as_bytes(np.asarray(row), span)
+    buffer = io.BytesIO()
+    _picture(channels if len(channels) in (1, 3, 4) else channels[:1]).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _picture(row: NDArray[Any]) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(row[0] if len(row) == 1 else row.transpose(1, 2, 0)))

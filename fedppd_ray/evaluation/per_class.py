@@ -59,7 +59,7 @@ def per_site(
             "site": name,
             "rows": int(own.sum()),
             "accuracy": found.accuracy,
-            "recall": _mean_recall(raw[own], labels[own]),
+            "recall": mean_recall(raw[own], labels[own]),
             "nll": scaled.nll,
             "ece": found.ece,
             "scaled_ece": scaled.ece,
@@ -68,7 +68,7 @@ def per_site(
     return {"sites": lines, "worst": min(lines, key=lambda line: line["accuracy"])["site"]}
 
 
-def _mean_recall(log_probabilities: Floats, labels: Labels) -> float:
+def mean_recall(log_probabilities: Floats, labels: Labels) -> float:
     """Over the classes that there are."""
     right = log_probabilities.argmax(axis=1) == labels
     return 100 * float(np.mean([right[labels == each].mean() for each in np.unique(labels)]))

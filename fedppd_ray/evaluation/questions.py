@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from fedppd_ray.evaluation import by_clients as by_clients  # whose questions come with the package too
 from fedppd_ray.evaluation import federated as federated
+from fedppd_ray.evaluation import own_rows as own_rows
 from fedppd_ray.evaluation.metrics import metrics_of
 from fedppd_ray.inference.questions import Question, register_question
 from fedppd_ray.inference.scores import Labels, Outputs

@@ -40,11 +40,12 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the report may know of a client's data: counts."""
+    """What the report may know of a client's data: counts, of classes with consent only, and which it holds."""
 
     client: str
     rows: int
     class_counts: tuple[int, ...]
+    holds: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,13 @@ def _figures(config: Config, clients: Sequence[ClientInfo], loaded: Loaded) -> F
     """As it is served: at the card's temperature."""
     card, model = loaded
     seen = with_card(evaluate_predictor(config, network_predictor(model), card=card, clients=clients), card).figures
-    abstention = seen.get("abstention") or {}
+    abstention, sets = seen.get("abstention") or {}, seen.get("sets") or {}
     return {
         **{key: seen["scaled"].get(key) for key in ("accuracy", "nll", "ece", "ood_auroc")},
         "coverage": abstention.get("coverage"),
         "accuracy_answered": abstention.get("accuracy_answered"),
+        "set_coverage": sets.get("coverage"),
+        "set_size": sets.get("size"),
         "worst_client_accuracy": _worst_client(seen),
         "size_mb": model.export().nbytes / 1e6,
     }

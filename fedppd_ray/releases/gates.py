@@ -21,6 +21,8 @@ FIGURES = {
         Figure(name="ece", better="less", unit="%"),
         Figure(name="coverage", better="more", unit="%"),
         Figure(name="accuracy_answered", better="more", unit="%"),
+        Figure(name="set_coverage", better="more", unit="%"),
+        Figure(name="set_size", better="less"),
         Figure(name="ood_auroc", better="more"),
         Figure(name="worst_client_accuracy", better="more", unit="%"),
         Figure(name="worst_site_accuracy", better="more", unit="%"),
@@ -38,6 +40,8 @@ class OfflineGates(Section):
     ece: Rule | None = None
     coverage: Rule | None = None  # share of held-out rows that it answers
     accuracy_answered: Rule | None = None  # of those
+    set_coverage: Rule | None = None  # prediction sets that hold the right class, at the card's confidence
+    set_size: Rule | None = None  # classes that they name, on average
     ood_auroc: Rule | None = None
     worst_client_accuracy: Rule | None = None  # held-out rows in the mix of classes of the client that it serves worst
     worst_site_accuracy: Rule | None = None  # what the worst site found on rows of its own

@@ -45,7 +45,7 @@ def promote(run: Location, registry: Registry, wish: Wish) -> Verdict:
     """Register the exported student of a run, let the gates judge it, and make it current or candidate if they do."""
     registry.settle()
     require_free(registry.state(), wish)
-    gates, source = gates_for(registry, wish)
+    gates, source = gates_for(wish, registry.own_gates(), f"{registry.location}/{GATES}")
     version = registry.stage(run)
     if version == registry.state().current:
         raise ConfigError(f"{run}: its student is current already ({version})")
@@ -103,13 +103,12 @@ def judged(
     )
 
 
-def gates_for(registry: Registry, wish: Wish) -> tuple[Gates, str]:
-    """Those of the command, else the registry's own, else the built-in ones; and where they come from."""
+def gates_for(wish: Wish, own: bytes | None, where: str) -> tuple[Gates, str]:
+    """Those of the command, else the registry's `own`, else the built-in ones; and where they come from."""
     if wish.gates is not None:
         return read_gates(wish.gates), str(wish.gates)
-    own = registry.own_gates()
     if own is not None:
-        return parse_gates(own, f"{registry.location}/{GATES}"), "the registry"
+        return parse_gates(own, where), "the registry"
     return Gates(), "the defaults"
 
 

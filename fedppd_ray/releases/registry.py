@@ -27,7 +27,7 @@ from fedppd_ray.releases.layout import (
 from fedppd_ray.releases.place import Place, place_at
 from fedppd_ray.releases.state import Entry, State, What, now
 from fedppd_ray.releases.verdict import Verdict
-from fedppd_ray.runs.files import sha256
+from fedppd_ray.runs.files import as_json, sha256
 from fedppd_ray.runs.layout import CARD, SIGNATURE, WEIGHTS, student_file
 from fedppd_ray.runs.remote import Location, read_file
 
@@ -64,7 +64,7 @@ class Registry:
                 raise ConfigError(
                     f"{location}: holds something else; name a registry, or a folder that is new or empty"
                 )
-            place.create(MARK, _as_json({"format": _FORMAT}))
+            place.create(MARK, as_json({"format": _FORMAT}))
         return cls.open(location)
 
     # ---- versions
@@ -81,29 +81,31 @@ class Registry:
             raise CheckpointError(f"{run}: its model card cannot be read ({error})") from None
         if sha256(weights) != content["sha256"] or not VERSION.fullmatch(version):
             raise CheckpointError(f"{run}: its weights are not those of its card; is it being exported just now?")
-        for name, found in zip(_STUDENT, (weights, _read_or_none(run, student_file(SIGNATURE)), card), strict=True):
-            if found is not None and not self.has(version):
-                self._place.write(version_file(version, name), found)
+        files = dict(zip(_STUDENT, (weights, _read_or_none(run, student_file(SIGNATURE)), card), strict=True))
+        if not self.has(version):
+            for name, found in files.items():
+                if found is not None:
+                    self._place.write(version_file(version, name), found)
         return version
 
     def seal(self, version: str, figures: Mapping[str, Any], source: Location, who: str) -> None:
         """From now on it is a version, and does not change. Again: nothing happens."""
         if self.has(version):
             return
-        self._place.write(version_file(version, FIGURES), _as_json(figures))
+        self._place.write(version_file(version, FIGURES), as_json(figures))
         card = json.loads(self._place.read(version_file(version, student_file(CARD))))
-        names = [name for name in (*_STUDENT, FIGURES) if self._exists(version_file(version, name))]
+        digests = {name: self._digest(version_file(version, name)) for name in (*_STUDENT, FIGURES)}
         manifest = {
             "version": version,
             "name": card["name"],
             "method": card["method"],
             "round": card["round"],
-            "digests": {name: sha256(self._place.read(version_file(version, name))) for name in names},
+            "digests": {name: digest for name, digest in digests.items() if digest is not None},
             "source": str(source),
             "registered": now(),
             "by": who,
         }
-        self._place.create(version_file(version, MANIFEST), _as_json(manifest))
+        self._place.create(version_file(version, MANIFEST), as_json(manifest))
 
     def has(self, version: str) -> bool:
         return self._exists(version_file(version, MANIFEST))
@@ -126,7 +128,7 @@ class Registry:
         """As `folder_of`; CheckpointError where a file is not the one that was registered."""
         for name, digest in self.manifest(version)["digests"].items():
             path = version_file(version, name)
-            if not self._exists(path) or sha256(self._place.read(path)) != digest:
+            if self._digest(path) != digest:
                 raise CheckpointError(f"{self.location}/{path}: is not what was registered; restore it from a backup")
         return self.folder_of(version)
 
@@ -211,7 +213,7 @@ class Registry:
             if count == written or last is None:
                 return
             state = self._entry(last).state.model_dump(mode="json")
-            self._place.write(POINTERS, _as_json({"number": count, **state}))
+            self._place.write(POINTERS, as_json({"number": count, **state}))
             written = count
 
     def _entry(self, line: str) -> Entry:
@@ -224,11 +226,14 @@ class Registry:
             ) from None
 
     def _exists(self, name: str) -> bool:
+        return self._digest(name) is not None
+
+    def _digest(self, name: str) -> str | None:
+        """None where there is no such file."""
         try:
-            self._place.read(name)
+            return sha256(self._place.read(name))
         except FileNotFoundError:
-            return False
-        return True
+            return None
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
@@ -252,7 +257,3 @@ def _read_or_none(run: Location, name: str) -> bytes | None:
         return read_file(run, name)
     except FileNotFoundError:
         return None
-
-
-def _as_json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

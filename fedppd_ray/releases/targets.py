@@ -1,4 +1,4 @@
-"""Where students can be promoted to: a registry of our own."""
+"""Where students can be promoted to: a registry of our own, or MLflow's."""
 
 from typing import Any, Protocol
 
@@ -7,6 +7,8 @@ from fedppd_ray.releases.promotion import Wish, promote, promote_version, rollba
 from fedppd_ray.releases.registry import Registry
 from fedppd_ray.releases.state import State
 from fedppd_ray.releases.verdict import Verdict
+
+MLFLOW = "mlflow://"
 
 
 class Target(Protocol):
@@ -53,4 +55,8 @@ def _status(version: str, state: State, registry: Registry) -> str:
 
 
 def target_at(location: str) -> Target:
+    if location.startswith(MLFLOW):
+        from fedppd_ray.releases.mlflow_target import MlflowTarget
+
+        return MlflowTarget(location.removeprefix(MLFLOW))
     return OwnTarget(location)

@@ -20,7 +20,7 @@ def group_tables(figures: Mapping[str, Any]) -> dict[str, Cells]:
         title = f"Per client: test rows weighted to its mix of classes; worst: {clients['worst']}"
         tables[title] = _cells(clients["by_client"], "client", (*_SITE, _ABSTAINED), "training rows")
     if "sites" in sites:
-        title = f"Per site, on its own rows; worst: {sites['worst']}"
+        title = f"Per site, on its own rows, none of them trained on; worst: {sites['worst']}"
         tables[title] = _cells(sites["sites"], "site", (*_SITE, _ABSTAINED), "rows")
     if "classes" in classes:
         title = f"Per class: mean recall {classes['balanced_accuracy']:.2f} %; worst: {classes['worst']}"

@@ -9,15 +9,24 @@ from typing import Any
 import yaml
 
 _STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:62rem;padding:0 1rem;color:#1a202c}
-h1,h2{line-height:1.2} table{border-collapse:collapse;margin:1rem 0} td,th{padding:.25rem .8rem;text-align:right;
-border-bottom:1px solid #e2e8f0} th:first-child,td:first-child{text-align:left} img{max-width:100%;height:auto}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(20rem,1fr));gap:1rem} .wide{grid-column:1/-1}
-pre{background:#f7fafc;padding:1rem;overflow:auto} .scroll{overflow-x:auto}
+:root{color-scheme:light dark;--text:#1a202c;--quiet:#4a5568;--line:#e2e8f0;--page:#fff;--box:#f7fafc;--mark:#2b6cb0}
+@media (prefers-color-scheme:dark){:root{--text:#e2e8f0;--quiet:#a0aec0;--line:#2d3748;--page:#12161d;--box:#1a202b;
+--mark:#90cdf4} .plots img{filter:invert(.93) hue-rotate(180deg)}}
+body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem;color:var(--text);
+background:var(--page)} h1,h2,h3{line-height:1.2} h2{margin-top:2.5rem;border-bottom:2px solid var(--line)}
+table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums} td,th{padding:.25rem .8rem;
+text-align:right;border-bottom:1px solid var(--line)} th:first-child,td:first-child{text-align:left}
+th{font-weight:600;color:var(--quiet)} .about td{text-align:left;overflow-wrap:anywhere} img{max-width:100%;height:auto}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:1rem} .wide{grid-column:1/-1}
+.plots img{border-radius:.5rem} pre{background:var(--box);padding:1rem;overflow:auto} .scroll{overflow-x:auto}
+.examples{display:grid;grid-template-columns:repeat(auto-fill,minmax(9rem,1fr));gap:1rem} figure{margin:0}
+.example{width:100%;image-rendering:crisp-edges;border-radius:.25rem} figcaption{font-size:.85rem;color:var(--quiet)}
+dt{font-weight:600} dd{margin:0 0 .6rem;color:var(--quiet)} summary{cursor:pointer;color:var(--mark)}
+@media (max-width:30rem){.plots{grid-template-columns:1fr}}
 """
 
 
-_WIDE = 800  # of a picture on the screen
+_WIDE = 1200  # of a picture that has a line of its own
 
 
 def named(ood: object) -> str | None:
@@ -78,6 +87,11 @@ def study_page(
         f"{html_table(cells)}{_html_list(notes)}{further}{pictures(plots)}{differing if differences else ''}"
         f"<h2>The configuration</h2><pre>{text}</pre>",
     )
+
+
+def folded(title: str, body: str) -> str:
+    """What only some will read: closed until somebody opens it."""
+    return f"<details><summary>{html.escape(title)}</summary>{body}</details>"
 
 
 def _html_list(lines: Sequence[str]) -> str:

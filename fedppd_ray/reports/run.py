@@ -7,39 +7,56 @@ from typing import Any
 
 from fedppd_ray.evaluation.run import Evaluation
 from fedppd_ray.evaluation.selective import SELECTIVE
-from fedppd_ray.reports.html import html_page, named, pictures
+from fedppd_ray.reports.about import about_table, dropped_clients
+from fedppd_ray.reports.doubtful import doubtful_section
+from fedppd_ray.reports.glossary import glossary
+from fedppd_ray.reports.groups import group_tables
+from fedppd_ray.reports.html import folded, html_page, html_table, named, pictures
 from fedppd_ray.reports.sets import flag_rows, set_rows
 from fedppd_ray.reports.sites import sites_section
 from fedppd_ray.runs.files import write_atomically
+from fedppd_ray.runs.journal import read_journal
 from fedppd_ray.runs.layout import CONFIG, PLOTS, REPORT
 from fedppd_ray.runs.remote import Location, open_to_read
 from fedppd_ray.runs.run import evaluate_run
 from fedppd_ray.runs.store import RunStore
 
+_FEW_ROUNDS = 40  # that a page shows without being asked
 
-def report_run(location: Location) -> str:
+
+def report_run(location: Location, examples: bool = True) -> str:
     """Write the report of a run, wherever it is; returns where the report is."""
     with open_to_read(location) as run:
-        page = write_report(run.folder, evaluate_run(location))
+        page = write_report(run.folder, evaluate_run(location), examples)
         run.push([*sorted((run.folder / PLOTS).glob("*.png")), page])
         return run.name_of(page)
 
 
-def write_report(run: Path, evaluation: Evaluation | None = None) -> Path:
-    """Evaluate the exported student (unless that was done), draw the plots, write report.html; returns its path."""
+def write_report(run: Path, evaluation: Evaluation | None = None, examples: bool = True) -> Path:
+    """Evaluate the exported student (unless that was done), draw the plots, write report.html; returns its path.
+
+    `examples`: show the most doubtful held-out rows, which not everybody who gets the page may be allowed to see.
+    """
     # matplotlib is slow to import and only a report needs it.
     from fedppd_ray.reports.plots import draw_plots
 
     store = RunStore(run)
     config = store.config()
     evaluation = evaluation or evaluate_run(run)
-    plots = draw_plots(run / PLOTS, store.history(), evaluation, store.clients(), config.dataset.classes)
+    history, clients, figures = store.history(), store.clients(), evaluation.figures
+    plots = draw_plots(run / PLOTS, history, evaluation, clients, config.dataset.classes)
     text = html.escape((run / CONFIG).read_text(encoding="utf-8"))
-    page = html_page(
-        f"{config.name}: {config.method} on {config.data.name}",
-        f"<h2>The exported student</h2>{_figures_table(evaluation.figures)}{pictures(plots)}"
-        f"{sites_section(run)}<h2>Rounds</h2>{_rounds_table(store.history())}<h2>Configuration</h2><pre>{text}</pre>",
+    sections = (
+        about_table(config, history, read_journal(run), len(clients)),
+        f"<h2>The exported student</h2>{_figures_table(figures)}{pictures(plots)}",
+        *(f"<h2>{html.escape(title)}</h2>{html_table(cells)}" for title, cells in group_tables(figures).items()),
+        sites_section(run),
+        doubtful_section(config, evaluation) if examples else "",
+        f"<h2>Rounds</h2>{_rounds_table(history)}{dropped_clients(history)}",
+        glossary(figures),
+        f"<h2>Configuration</h2>{folded('Every key', f'<pre>{text}</pre>')}",
     )
+    page = html_page(f"{config.name}: {config.method} on {config.data.name}", "".join(sections))
     write_atomically(run / REPORT, page.encode())
     return run / REPORT
 
@@ -86,7 +103,7 @@ def more_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "scaled" in figures:
         scaled = figures["scaled"]
         rows.append(("temperature", f"{figures['temperature']:.3f}"))
-        rows += [(f"{name}, scaled", f"{scaled[key]:{form}}") for key, name, form in _SCALED]
+        rows += [(f"{name}, scaled", f"{scaled[key]:{form}}{unit}") for key, name, form, unit in _SCALED]
         rows += [(f"{name}, raw / scaled", f"{figures[key]:.2f} / {scaled[key]:.2f} %") for key, name in _ERRORS]
     if "aurc" in figures:
         at = " / ".join(f"{figures[f'accuracy_at_{share}']:.2f}" for share in SELECTIVE)
@@ -104,7 +121,7 @@ def more_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-_SCALED = (("nll", "NLL", ".4f"), ("ece", "ECE", ".2f"), ("brier", "Brier", ".4f"))
+_SCALED = (("nll", "NLL", ".4f", " nats"), ("ece", "ECE", ".2f", " %"), ("brier", "Brier", ".4f", ""))
 _ERRORS = (("adaptive_ece", "adaptive ECE"), ("classwise_ece", "class-wise ECE"))
 
 
@@ -156,13 +173,8 @@ def _rounds_table(history: Sequence[Mapping[str, Any]]) -> str:
     keys += tuple(key for key in ("calibration_nll", "teacher_accuracy") if any(key in line for line in history))
     head = "".join(f"<th>{key}</th>" for key in keys)
     body = "".join("<tr>" + "".join(f"<td>{_cell(line.get(key))}</td>" for key in keys) + "</tr>" for line in history)
-    failures = "".join(
-        f"<li>round {line['round']}, {html.escape(failure['client'])}: {html.escape(failure['reason'])}</li>"
-        for line in history
-        for failure in line["failures"]
-    )
-    lost = f"<h3>Clients dropped</h3><ul>{failures}</ul>" if failures else ""
-    return f"<div class=scroll><table><tr>{head}</tr>{body}</table></div>{lost}"
+    table = f"<div class=scroll><table><tr>{head}</tr>{body}</table></div>"
+    return table if len(history) <= _FEW_ROUNDS else folded(f"All {len(history)} rounds", table)
 
 
 def _cell(value: object) -> str:

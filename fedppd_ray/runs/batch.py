@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from fedppd_ray.data.batch_files import FileKind, boundaries, columns_of, files_in, images_of, kind_of, pictures_of
 from fedppd_ray.errors import ConfigError, DataError
+from fedppd_ray.inference.abstention import abstention_level
+from fedppd_ray.inference.conformal import conformal_level
 from fedppd_ray.inference.student import Student
 from fedppd_ray.runs.files import make_folder, write_atomically, write_json
 
@@ -40,13 +42,21 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Another share of answered rows than the export's default, and sets of classes of this confidence."""
+
+    coverage: float | None = None
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """All that an executor needs: where the student is, what is to be done, and where the answers go."""
 
     run: str
     out: str
     format: Format
-    coverage: float | None
+    asked: Asked
     parts: tuple[Part, ...]
     finished: tuple[int, ...]  # parts that an earlier attempt has written
 
@@ -57,11 +67,14 @@ class Job:
 
 
 def plan_job(
-    run: str, card: dict[str, Any], inputs: Sequence[Path], out: Path, form: Format, coverage: float | None, size: int
+    run: str, card: dict[str, Any], inputs: Sequence[Path], out: Path, form: Format, asked: Asked, size: int
 ) -> Job:
     """Cut the inputs; a folder that holds answers of the same job already is continued, any other is refused."""
     if size < 1:
         raise ConfigError("--part-rows: must be 1 or more")
+    # Before anything is written: these raise for what the card does not offer.
+    abstention_level(card, asked.coverage)
+    conformal_level(card, asked.confidence)
     parts = tuple(_parts(inputs, "table" in card, size))
     if not parts:
         raise DataError(f"{', '.join(map(str, inputs))}: no rows to predict")
@@ -69,14 +82,15 @@ def plan_job(
         "version": card["version"],
         "sha256": card["sha256"],
         "format": form,
-        "coverage": coverage,
+        "coverage": asked.coverage,
+        "confidence": asked.confidence,
         "part_rows": size,
         "inputs": [_identity(Path(source)) for source in dict.fromkeys(part.source for part in parts)],
     }
     make_folder(out)
     _same_or_new(out, facts)
     finished = tuple(part.number for part in parts if part_file(out, part.number, form).exists())
-    return Job(run, str(out), form, coverage, parts, finished)
+    return Job(run, str(out), form, asked, parts, finished)
 
 
 def part_file(out: Path, number: int, form: Format) -> Path:
@@ -134,10 +148,10 @@ def _answers(student: Student, job: Job, part: Part) -> list[dict[str, Any]]:
         columns = columns_of(path, part.kind, part.start, part.stop, part.at, where)
         if len(next(iter(columns.values()))) != part.rows:
             raise DataError(f"{where}: lines end in more than one way, or within a row; save the file anew")
-        found = student.predict_table(columns, job.coverage, where)
+        found = student.predict_table(columns, job.asked.coverage, where, confidence=job.asked.confidence)
     else:
         rows = pictures_of(path, part.kind, part.start, part.stop, student.shape, student.range)
-        found = student.predict(rows, job.coverage)
+        found = student.predict(rows, job.asked.coverage, job.asked.confidence)
     if part.kind == "folder":
         return [
             {"source": str(path), "file": file.name, **answer}

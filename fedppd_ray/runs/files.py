@@ -24,7 +24,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+    write_atomically(path, as_json(value))
+
+
+def as_json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
 def make_folder(folder: Path) -> None:

@@ -8,6 +8,7 @@ runs/demo/
   .lock                           held by the process that writes here
   checkpoints/round-000020/       state.safetensors, manifest.json
   student/                        student.safetensors, model.json: all that serving needs; model.sig where it is signed
+  client_figures.json             the exported student on rows that clients keep back, where they do
   sites.jsonl                     what sites found on rows of their own, where they consent
   report.html  plots/*.png
   figures.json                    a study's figures of this run; figures-best.json: of its best round
@@ -20,6 +21,8 @@ LOCK = ".lock"  # of a run, and of a study
 CHECKPOINTS, STATE, MANIFEST = "checkpoints", "state.safetensors", "manifest.json"
 STUDENT, WEIGHTS, CARD = "student", "student.safetensors", "model.json"
 SIGNATURE = "model.sig"  # of the card, by whoever made the export
+# What the exported student is worth at each client, on rows that it keeps back.
+CLIENT_FIGURES = "client_figures.json"
 # What sites found with each round's student on rows of their own.
 SITE_FIGURES = "sites.jsonl"
 REPORT, PLOTS = "report.html", "plots"
@@ -30,7 +33,7 @@ RESULTS, TIDY, TABLE = "results.json", "results.csv", "table.md"
 # The names are spelt out: keys of a bucket are outside data, and must not lead out of the local folder.
 _STATE_FILES = rf"{CHECKPOINTS}/round-\d+/(?:{re.escape(STATE)}|{re.escape(MANIFEST)})"
 TO_RESUME = re.compile(rf"{re.escape(CONFIG)}|{re.escape(METRICS)}|{re.escape(JOURNAL)}|{_STATE_FILES}")
-TO_READ = re.compile("|".join(map(re.escape, (CONFIG, METRICS, CLIENTS, JOURNAL))))
+TO_READ = re.compile("|".join(map(re.escape, (CONFIG, METRICS, CLIENTS, JOURNAL, CLIENT_FIGURES))))
 
 
 def checkpoint_of(round_id: int) -> str:

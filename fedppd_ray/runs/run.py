@@ -95,6 +95,8 @@ def evaluate_run(location: Location, *, corruptions: bool = False) -> Evaluation
         store = RunStore(run.folder)
         config, history = store.config(), store.history()
         clients = store.clients() if store.has_clients() else []
+        round_id = read_card(location)["round"]
+        own = {"per_site": found} if (found := store.client_figures(round_id)) else {}
     if corruptions:
         try:
             check_corruptions(config.dataset)
@@ -104,7 +106,7 @@ def evaluate_run(location: Location, *, corruptions: bool = False) -> Evaluation
     card, model = read_student(location)
     _warn(card)
     seen = with_card(evaluate_predictor(config, network_predictor(model), card=card, clients=clients), card)
-    return replace(seen, figures={**seen.figures, **teacher_of(history, card["round"])})
+    return replace(seen, figures={**seen.figures, **own, **teacher_of(history, card["round"])})
 
 
 def evaluate_data(location: Location, places: Sequence[Path]) -> Evaluation:

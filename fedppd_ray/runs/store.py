@@ -24,6 +24,7 @@ from fedppd_ray.runs.layout import (
     ANY_CHECKPOINT,
     CARD,
     CHECKPOINTS,
+    CLIENT_FIGURES,
     CLIENTS,
     CONFIG,
     MANIFEST,
@@ -214,7 +215,22 @@ class RunStore:
             values = json.loads(path.read_text(encoding="utf-8"))["clients"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error}); resume the run to mend it") from None
-        return [ClientInfo(value["client"], value["rows"], tuple(value["class_counts"])) for value in values]
+        return [
+            ClientInfo(value["client"], value["rows"], tuple(value["class_counts"]), tuple(value.get("holds", ())))
+            for value in values
+        ]
+
+    def save_client_figures(self, round_id: int, figures: Mapping[str, Any]) -> None:
+        """What clients say of the student of this round, on rows that they keep back."""
+        write_json(self.folder / CLIENT_FIGURES, {"round": round_id, **figures})
+
+    def client_figures(self, round_id: int) -> dict[str, Any]:
+        """Of the student of this round; {} where nothing is known."""
+        try:
+            found = dict(json.loads((self.folder / CLIENT_FIGURES).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return {}
+        return found if found.pop("round", None) == round_id else {}
 
     # ---- mirror
 
@@ -229,7 +245,7 @@ class RunStore:
         would export nothing.
         """
         checkpoint = f"{CHECKPOINTS}/{checkpoint_of(round_id)}"
-        student = (student_file(WEIGHTS), student_file(SIGNATURE), student_file(CARD), SITE_FIGURES)
+        student = (student_file(WEIGHTS), student_file(SIGNATURE), student_file(CARD), SITE_FIGURES, CLIENT_FIGURES)
         state = (f"{checkpoint}/{STATE}", f"{checkpoint}/{MANIFEST}")
         try:
             self._push(CLIENTS, *student, *state, METRICS)

@@ -6,19 +6,23 @@ The loop in `run_rounds` is all there is: every round is accepted, recorded and 
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fedppd_ray.config.nouns import FOLDER
 from fedppd_ray.config.schema import Config
+from fedppd_ray.config.table import TABLE
 from fedppd_ray.errors import FedPPDError, ServerLostError
 from fedppd_ray.evaluation.by_clients import with_sets
 from fedppd_ray.evaluation.calibration import Calibration, calibrate, needs_network
 from fedppd_ray.evaluation.federated import calibrate_by_asking
 from fedppd_ray.evaluation.metrics import Metrics, metrics_of
+from fedppd_ray.evaluation.own_rows import as_sites, question_for
+from fedppd_ray.federation.concerns import concerns
 from fedppd_ray.federation.executor import Executor
 from fedppd_ray.federation.failure_policy import FailurePolicy
 from fedppd_ray.federation.observer import Observer
@@ -67,6 +71,7 @@ class Training:
         described = self.executor.clients.describe()
         self.store.save_clients(described)
         self._clients = described
+        self._say_concerns(described)
         self.observer.run_started(config, first, described)
         state = server.state()
         for round_id in range(first, federation.rounds + 1):
@@ -83,6 +88,14 @@ class Training:
             record = {**_record(report, scores, self.clock() - began, self._bytes(before)), **more}
             self.store.save(state, config, record)
             self.observer.round_finished(record)
+
+    def _say_concerns(self, described: Sequence[ClientInfo]) -> None:
+        """Of data that users bring; the others are known, and dealt as they are on purpose."""
+        info = self.config.dataset
+        if info.name in (FOLDER, TABLE):
+            in_test = np.bincount(self._held_out.labels("test"), minlength=len(info.classes)).tolist()
+            for concern in concerns(info.classes, described, in_test):
+                log.warning(concern)
 
     def _round(self, round_id: int, selected: Sequence[str], state: GlobalState) -> RoundReport:
         """A round; if the server dies, the same round again from the state before it: the same bits."""
@@ -145,8 +158,17 @@ class Training:
         if (warning := never_abstains(card)) and not self._warned:
             log.warning(warning)
             self._warned = True
+        self._ask_clients(state, card)
         self.observer.exported(state.round, card)
         return more
+
+    def _ask_clients(self, state: GlobalState, card: Mapping[str, Any]) -> None:
+        """How the student does at each client that keeps rows back: kept beside the export."""
+        kept = any(section.held_out for section in self.config.clients.values())
+        if not (kept or self.config.data.kept_by_clients):
+            return
+        if found := as_sites(self.executor.clients.ask(question_for(card), state)):
+            self.store.save_client_figures(state.round, found)
 
     @property
     def _classes(self) -> int:

@@ -82,10 +82,10 @@ class RayServer(ServerWorker):
         updates = map(ClientUpdate, receipts, models)
         return [self.refusal(client, update) for client, update in zip(clients, updates, strict=True)]
 
-    def accept(self, receipts: Sequence[Receipt], places: Sequence[int], models: Sequence[Models]) -> None:
+    def accept(self, places: Sequence[int], receipts: Sequence[Receipt], models: Sequence[Models]) -> None:
         """Fold the updates at these places of a bundle, in this order."""
-        for receipt, place in zip(receipts, places, strict=True):
-            self.fold(ClientUpdate(receipt, models[place]))
+        for place in places:
+            self.fold(ClientUpdate(receipts[place], models[place]))
 
 
 # Restarted without end, never retried by Ray itself: the round loop knows what a retry means.

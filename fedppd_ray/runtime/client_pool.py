@@ -29,6 +29,7 @@ class _Bundle:
 
     clients: tuple[str, ...]
     host: Host
+    receipts: Any  # reference to a list of what they say of their updates
     models: Any  # reference to a list of their weights
 
 
@@ -112,7 +113,7 @@ class RayClientPool:
             clients = (client, *self._companions(client, host))
             receipts, models = host.handle.train.options(num_returns=2).remote(clients, self._state_ref)
             self._hosts.occupy(host)
-            self._pending[receipts] = _Bundle(clients, host, models)
+            self._pending[receipts] = _Bundle(clients, host, receipts, models)
         self._queue.extendleft(reversed(held_back))
 
     def _companions(self, client: str, host: Host) -> list[str]:
@@ -147,7 +148,7 @@ class RayClientPool:
         if bundle.clients:
             mean = fmean(receipt.metrics["seconds"] for receipt in receipts)
             self._seconds = max(mean, _FADING * (self._seconds or 0.0))
-            answer = self._server.screen(bundle.clients, receipts, bundle.models)
+            answer = self._server.screen(bundle.clients, bundle.receipts, bundle.models)
             self._screening[answer] = (bundle, receipts)
 
     def _failed(self, clients: Sequence[str], why: str) -> None:
@@ -165,7 +166,7 @@ class RayClientPool:
         except ObjectLostError:
             refusals = ["its weights were lost with its node"] * len(receipts)
         for place, (client, receipt, refusal) in enumerate(zip(bundle.clients, receipts, refusals, strict=True)):
-            self._events.append(Arrival(client, receipt, Weights(bundle.models, place, refusal)))
+            self._events.append(Arrival(client, receipt, Weights(bundle.receipts, bundle.models, place, refusal)))
 
     def _give_up(self) -> None:
         """The deadline has passed: all who are still out are lost, whatever they are at."""

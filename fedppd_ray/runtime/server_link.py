@@ -22,8 +22,13 @@ AHEAD = 4
 
 @dataclass(frozen=True)
 class Weights:
-    """Where an update's weights are, and what the screen said of them."""
+    """Where an update's weights are, and what the screen said of them.
 
+    The receipts go to the server by reference too: they came with the weights, and to pack a thousand small objects
+    anew for every call was most of what the driver did.
+    """
+
+    receipts: Any
     models: Any
     place: int
     refusal: str | None
@@ -36,7 +41,7 @@ class RayServerLink:
         self._forget_round()
 
     def _forget_round(self) -> None:
-        self._to_fold: list[tuple[Receipt, Weights]] = []  # of one bundle
+        self._to_fold: list[Weights] = []  # of one bundle
         self._folding: deque[Any] = deque()
 
     def install(self, state: GlobalState | None) -> None:
@@ -62,7 +67,7 @@ class RayServerLink:
         self.ask(lambda: marker)
         return state
 
-    def screen(self, clients: Sequence[str], receipts: Sequence[Receipt], models: Any) -> Any:
+    def screen(self, clients: Sequence[str], receipts: Any, models: Any) -> Any:
         """A reference to the server's answer: of each client, why its update may not count, or None."""
         return self.handle.screen.remote(clients, receipts, models)
 
@@ -72,9 +77,9 @@ class RayServerLink:
     def fold(self, arrival: Arrival) -> Receipt:
         """In the order of the calls, but not at once: the server is not waited for until `finish`."""
         weights = _weights(arrival)
-        if self._to_fold and self._to_fold[0][1].models is not weights.models:
+        if self._to_fold and self._to_fold[0].models is not weights.models:
             self.flush()
-        self._to_fold.append((arrival.receipt, weights))
+        self._to_fold.append(weights)
         return arrival.receipt
 
     def flush(self) -> None:
@@ -83,9 +88,8 @@ class RayServerLink:
             return
         while len(self._folding) >= AHEAD:
             self._folded()
-        receipts = [receipt for receipt, _ in self._to_fold]
-        places = [weights.place for _, weights in self._to_fold]
-        self._folding.append(self.handle.accept.remote(receipts, places, self._to_fold[0][1].models))
+        places, bundle = [weights.place for weights in self._to_fold], self._to_fold[0]
+        self._folding.append(self.handle.accept.remote(places, bundle.receipts, bundle.models))
         self._to_fold = []
 
     def _folded(self) -> None:

@@ -95,7 +95,8 @@ class Mailbox:
         with self._changed:
             if self._presence is None or not self._alive():
                 return None
-            return ClientInfo(self.client, self._presence.rows or 0, self._presence.class_counts)
+            counts = self._presence.class_counts
+            return ClientInfo(self.client, self._presence.rows or 0, counts, tuple(count > 0 for count in counts))
 
     def ask(self, state: GlobalState) -> ClientUpdate:
         """Block until the site answers, or is lost."""

@@ -98,7 +98,11 @@ class ClientWorker:
                 labels = np.asarray(self._training_rows(client).labels)
                 if self._config.active is None:  # which begins with few rows on purpose
                     check_rows(client, labels, self._config.dataset)
-            infos.append(ClientInfo(client, len(labels), tuple(np.bincount(labels, minlength=classes).tolist())))
+            counts = np.bincount(labels, minlength=classes)
+            told = tuple(counts.tolist()) if self._config.shares_class_counts(client) else ()
+            infos.append(ClientInfo(client, len(labels), told, tuple((counts > 0).tolist())))
+            if left_out := self._holdings.left_out(client):
+                log.warning("%s: %s", client, left_out)
         return infos
 
     def local_update(self, client: str, state: GlobalState) -> ClientUpdate:

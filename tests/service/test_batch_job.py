@@ -78,6 +78,17 @@ def test_the_answers_are_those_of_predict(digits_run: Path, rows: Path, tmp_path
     np.testing.assert_allclose(found["entropy"], [answer["entropy"] for answer in expected], atol=1e-6)
 
 
+def test_sets_of_classes_come_along_where_a_confidence_is_asked_for(
+    digits_run: Path, rows: Path, tmp_path: Path
+) -> None:
+    predict_files(digits_run, [rows], tmp_path / "out", confidence=0.9, serial=True)
+    expected = Run(digits_run).student().predict(np.load(rows)[:, None], None, 0.9)
+    assert [list(names) for names in pd.read_parquet(tmp_path / "out")["set"]] == [answer["set"] for answer in expected]
+    with pytest.raises(ConfigError, match="confidence"):
+        predict_files(digits_run, [rows], tmp_path / "other", confidence=1.5, serial=True)
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_tables_come_and_go_in_both_formats(tmp_path: Path, form: Any) -> None:
     untrained_table(tmp_path / "run", COLUMNS)
@@ -105,8 +116,9 @@ def test_a_folder_of_another_job_is_refused(digits_run: Path, rows: Path, tmp_pa
     out = tmp_path / "out"
     predict_files(digits_run, [rows], out, part_rows=400, serial=True)
     before = contents(out)
-    with pytest.raises(ConfigError, match="coverage"):
-        predict_files(digits_run, [rows], out, part_rows=400, coverage=0.5, serial=True)
+    for other in ({"coverage": 0.5}, {"part_rows": 10}, {"form": "csv"}):
+        with pytest.raises(ConfigError, match=next(iter(other)).replace("form", "format")):
+            predict_files(digits_run, [rows], out, **({"part_rows": 400} | other), serial=True)  # type: ignore[arg-type]
     np.save(rows, np.zeros((800, 28, 28), np.uint8))
     with pytest.raises(ConfigError, match="inputs"):
         predict_files(digits_run, [rows], out, part_rows=400, serial=True)

@@ -13,8 +13,10 @@ import pytest
 import tritonclient.grpc as triton
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.service.abuse import JSON, REQUESTS, SOCKETS, over_a_socket
+from tests.service.abuse import INFER, JSON, NPY, REQUESTS, SOCKETS, over_a_socket
+from tests.service.conftest import npy
 from tests.service.live import HEADERS, TOKEN, Server, fedppd_serve, free_port, wait_for
+from tests.service.test_service_reload import BREAKAGES
 from tests.service.test_service_telemetry import samples
 
 BODY = b'{"instances":[' + str(np.zeros((28, 28), int).tolist()).encode() + b"]}"
@@ -30,7 +32,7 @@ def server(digits_run: Path, tmp_path_factory: pytest.TempPathFactory, grpc_port
     folder = tmp_path_factory.mktemp("operate")
     run = Path(shutil.copytree(digits_run, folder / "run"))
     (folder / "tokens").write_text(f"first {TOKEN}\n")
-    options = ["--replicas", "2", "--token-file", str(folder / "tokens"), "--grpc-port", str(grpc_port)]
+    options = ["--watch", "--replicas", "2", "--token-file", str(folder / "tokens"), "--grpc-port", str(grpc_port)]
     with fedppd_serve(run, folder / "log", *options) as server:
         yield server
 
@@ -91,6 +93,45 @@ def test_none_of_10000_abuses_makes_it_fail(server: Server, http: httpx.Client) 
     statuses = abused(server, http, 8500, 1500)
     assert statuses.total() >= 10_000
     assert {200, 400, 404, 413, 422} <= set(statuses), statuses
+
+
+def crafted(shape: str) -> bytes:
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(784)
+
+
+@pytest.mark.parametrize("shape", [f"(0x{'f' * 3700}, 28, 28)", "(True, 28, 28)"], ids=["hexadecimal", "True"])
+def test_a_crafted_npy_header_is_the_callers_fault(http: httpx.Client, shape: str) -> None:
+    assert http.post("/predict", content=crafted(shape), headers={"Content-Type": NPY}).status_code == 400
+
+
+def test_a_length_of_5000_digits_is_the_callers_fault(http: httpx.Client) -> None:
+    headers = {"Content-Type": JSON, "Inference-Header-Content-Length": "9" * 5000}
+    assert http.post(INFER, content=b"{}", headers=headers).status_code == 400
+
+
+def test_values_within_0_and_1_get_a_hint(http: httpx.Client) -> None:
+    answer = http.post("/predict", content=npy(np.full((1, 28, 28), 0.5)), headers={"Content-Type": NPY})
+    assert "255" in answer.json()["hint"]
+
+
+@pytest.mark.parametrize("name", ["round is text", "risk table is empty", "a class name is null"])
+def test_a_card_that_does_not_validate_is_refused(server: Server, http: httpx.Client, name: str) -> None:
+    path = server.run / "student" / "model.json"
+    sound = path.read_text()
+
+    def reasons() -> set[str | None]:
+        return {httpx.get(f"{server.url}/model").json()["reload"]["error"] for _ in range(8)}
+
+    try:
+        BREAKAGES[name](server.run)
+        wait_for(lambda: None not in reasons(), 30)
+        assert all("/" not in str(reason).replace("student/model.json", "") for reason in reasons())
+        assert http.post("/predict?coverage=0.8", content=BODY, headers={"Content-Type": JSON}).status_code == 200
+        assert samples(http.get("/metrics").text)["fedppd_reload_failing[]"] == 1
+    finally:
+        path.write_text(sound)
+    wait_for(lambda: reasons() == {None}, 30)
 
 
 def test_metrics_are_those_of_both_replicas(server: Server, http: httpx.Client) -> None:

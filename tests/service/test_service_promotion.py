@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from fedppd_ray.data.datasets import load_ood
+from fedppd_ray.data.datasets import load, load_ood
 from fedppd_ray.releases.registry import Registry
 from fedppd_ray.runs.export import read_card
 from tests.service.exports import export_again, miscalibrated, trained_digits
@@ -41,20 +41,13 @@ def fedppd(*arguments: object) -> "subprocess.CompletedProcess[str]":
 @pytest.fixture(scope="module")
 def bodies(digits: Any) -> list[bytes]:
     """What comes in after some months: digits, and as many letters, which no client ever saw."""
-    config_info = load_digits_info()
-    letters = load_ood("glyphs", config_info, None)
+    letters = load_ood("glyphs", load("mnist5k", None).info, None)
     generator = np.random.default_rng(0)
     images = [
         digits.images[generator.integers(500)] if odd else letters[generator.integers(len(letters))]
         for odd in [True, False] * 100
     ]
     return [json.dumps({"instances": [np.asarray(image)[0].tolist()]}).encode() for image in images]
-
-
-def load_digits_info() -> Any:
-    from fedppd_ray.data.datasets import load
-
-    return load("mnist5k", None).info
 
 
 async def under_load(url: str, bodies: list[bytes], work: Callable[[], Any]) -> tuple[Any, Counter[str]]:

@@ -5,7 +5,14 @@ import pytest
 
 from fedppd_ray.api import train
 from fedppd_ray.config.file import load_config
+from fedppd_ray.runs.signature import Key
 from tests.sites.house import House, digest
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Key:
+    """A site's."""
+    return Key.make(tmp_path / "site.key")
 
 
 @pytest.fixture

@@ -21,6 +21,16 @@ STATE = GlobalState(0, {"student": np.arange(1000, dtype=np.float32)})
 RUN = "ab" * 16
 
 
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Door:
     """A gateway with two sites; each waits for an update of round 1."""
 

@@ -21,22 +21,10 @@ from fedppd_ray.sites.identity import FRESH_S, Doorkeeper, Request, proof
 from fedppd_ray.sites.mailbox import Mailbox, SiteLostError
 from fedppd_ray.sites.policy import Policy
 from fedppd_ray.sites.work import Rows, Work, told_config
+from tests.sites.door import Clock
 
 RUN = "ab" * 16
 STATE = GlobalState(0, {"student": np.zeros(3, np.float32)})
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Key:
-    return Key.make(tmp_path / "site.key")
 
 
 # ---- the door

@@ -7,26 +7,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from fedppd_ray.cli.app import app
 from fedppd_ray.errors import CheckpointError, ConfigError
-from fedppd_ray.runs.signature import Key, export_refusal, require_trusted, sign_export, trusted_key, verified
+from fedppd_ray.runs.export import read_card
+from fedppd_ray.runs.signature import TRUSTED, Key, export_refusal, require_trusted, sign_export, trusted_key, verified
 from fedppd_ray.sites.guests import Guests
 from fedppd_ray.sites.identity import FRESH_S, Doorkeeper, Request, host_of, new_code, proof
 from fedppd_ray.sites.incoming import Incoming
 from fedppd_ray.sites.wire import Blob, WireError, digest_of
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Key:
-    return Key.make(tmp_path / "site.key")
+from tests.service.exports import untrained_table
+from tests.sites.door import Clock
 
 
 @pytest.fixture
@@ -192,3 +184,14 @@ def test_wrong_bytes_are_found_at_the_end_and_another_site_has_none(tmp_path: Pa
         place.take("a", blob.digest)
     with pytest.raises(WireError, match="not announced"):
         place.take("b", blob.digest)
+
+
+def test_who_trusts_a_key_alone_can_still_sign_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    untrained_table(tmp_path / "run")
+    guests = tmp_path / "coordinator"
+    monkeypatch.setenv(TRUSTED, Guests(guests).key().public)
+    with pytest.raises(CheckpointError, match="is not signed"):
+        read_card(tmp_path / "run")
+    done = CliRunner().invoke(app, ["keys", "sign", str(tmp_path / "run"), "--sites", str(guests)])
+    assert done.exit_code == 0, done.output
+    assert read_card(tmp_path / "run")["name"] == "patients"

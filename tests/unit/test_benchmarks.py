@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedppd_ray.runtime.bundles import BUNDLE_S, bundle_size
+from fedppd_ray.runtime.bundles import BUNDLE_S, LEAST_S, bundle_size
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPTS = ("round_overhead", "server", "scaling", "evaluation_share", "serve_attack", "site_overhead", "batch_predict")
@@ -50,7 +50,12 @@ def test_clients_of_unknown_or_long_duration_go_one_by_one() -> None:
     assert bundle_size(100, 2, 2 * BUNDLE_S) == 1
 
 
-def test_a_bundle_stays_below_its_time_limit_and_half_of_an_even_share() -> None:
+def test_a_bundle_is_half_of_an_even_share_between_its_time_limits() -> None:
+    assert bundle_size(40, 2, LEAST_S / 4) == 10
     assert bundle_size(1000, 2, BUNDLE_S / 10) == 10
-    assert bundle_size(12, 2, BUNDLE_S / 1000) == 3
-    assert bundle_size(1, 8, BUNDLE_S / 1000) == 1
+    assert bundle_size(12, 2, LEAST_S / 4) == 4
+
+
+def test_a_bundle_is_never_more_than_an_even_share() -> None:
+    assert bundle_size(12, 2, LEAST_S / 1000) == 6
+    assert bundle_size(1, 8, LEAST_S / 1000) == 1

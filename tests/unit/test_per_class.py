@@ -138,7 +138,7 @@ def test_evaluate_prints_tables_of_classes_clients_and_sites(fedppd: Command, fi
     out = fedppd("evaluate", finished_run).out
     assert all(word in out for word in ("Per class: mean recall", "Per client", "Confusion", "worst: client-0"))
     out = fedppd("evaluate", finished_run, "--data", digits / "north", "--data", digits / "south").out
-    assert "Per site, on its own rows; worst: " in out
+    assert "Per site, on its own rows, none of them trained on; worst: " in out
     assert "Per client" not in out
 
 

@@ -19,7 +19,7 @@ from fedppd_ray.reports.run import figure_rows, write_report
 from fedppd_ray.runs.run import evaluate_run
 from fedppd_ray.runs.store import RunStore
 
-PLOTS = ["convergence", "entropy", "reliability", "who_holds_what"]
+PLOTS = ["convergence", "entropy", "reliability", "risk_coverage", "who_holds_what"]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_the_abstention_figures_are_those_of_the_threshold(evaluation: Evaluatio
     assert figures["ood_abstained"] == pytest.approx(100 * (strangers > figures["threshold"]).mean())
 
 
-def test_the_report_has_four_plots(reported: Path) -> None:
+def test_the_report_has_five_plots(reported: Path) -> None:
     plots = sorted((reported / "plots").iterdir())
     assert [path.name for path in plots] == [f"{name}.png" for name in PLOTS]
     for path in plots:
@@ -75,7 +75,7 @@ def test_the_report_has_four_plots(reported: Path) -> None:
 def test_the_page_needs_nothing_but_itself(reported: Path) -> None:
     page = (reported / "report.html").read_text(encoding="utf-8")
     sources = re.findall(r'(?:src|href)\s*=\s*"?([^">\s]+)', page)
-    assert len(sources) == 4
+    assert len(sources) == 5 + 12  # plots, and the most doubtful rows
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert not re.search(r"https?://|@import|<script|url\(", page)
 
@@ -85,7 +85,8 @@ def test_the_page_shows_figures_rounds_and_configuration(reported: Path, evaluat
     rows = figure_rows(evaluation.figures)
     for name, value in rows:
         assert f"<td>{name}</td><td>{value}</td>" in page
-    assert page.count("<tr><td>") == len(rows) + 2
+    rounds = page[page.index("<h2>Rounds</h2>") : page.index("<h2>What the measures mean")]
+    assert rounds.count("<tr><td>") == 2
     assert "extra_per_class: 10" in page
 
 
@@ -101,7 +102,7 @@ def test_the_page_escapes_what_comes_from_outside(finished_run: Path, tmp_path: 
     page = write_report(run).read_text(encoding="utf-8")
     assert "<script>" not in page
     assert "<b>" not in page
-    assert "round 1, client-01: &lt;script&gt;" in page
+    assert "<td>client-01</td><td>1</td><td>1</td><td>&lt;script&gt;" in page
 
 
 def test_a_report_is_made_without_ood_calibration_or_full_evaluation(

@@ -1,8 +1,9 @@
 """A folder of image files: FOLDER/<class>/*.png|jpg|tif|npy|dcm."""
 
-import logging
+import re
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from fedppd_ray.data.pixels import WORDS, Pixels, Wanted
 from fedppd_ray.data.readers.pixels import SUFFIXES, decode
 from fedppd_ray.errors import DataError
 
-log = logging.getLogger(__name__)
+_SHOWN = 3  # reasons
+_REST = re.compile(r" \(.*| where the others have.*|;.*", re.DOTALL)  # what is of one file only, and the remedy
 
 
 def class_names(folder: Path) -> list[str]:
@@ -40,7 +42,7 @@ def read(folder: Path, classes: Sequence[str], wanted: Wanted, skip_bad: bool = 
     if unknown:
         raise DataError(f"{folder / unknown[0]}: a folder of no class; the classes are {', '.join(classes)}")
     labels: list[int] = []
-    refused: list[str] = []
+    refused: dict[str, str] = {}
     found = files(folder)
     rows = _on_disk((max(1, len(found)), *wanted.shape), wanted)
     for path in found:
@@ -50,12 +52,11 @@ def read(folder: Path, classes: Sequence[str], wanted: Wanted, skip_bad: bool = 
         except DataError as error:
             if not skip_bad:
                 raise DataError(f"{error} (data.skip_bad_files: true leaves such files out)") from None
-            refused.append(str(error))
-    if refused:
-        log.warning("%s: %d files left out, the first: %s", folder, len(refused), refused[0])
+            refused[str(path.relative_to(folder))] = str(error).replace(str(path), "it")
     if not labels:
-        raise DataError(f"{folder}: none of its files can be used; the first: {refused[0] if refused else 'no file'}")
-    return Split(rows[: len(labels)], np.array(labels, np.int64))
+        first = next(iter(refused.values()), "no file")
+        raise DataError(f"{folder}: none of its files can be used; the first: {first}")
+    return Split(rows[: len(labels)], np.array(labels, np.int64), skipped=refused)
 
 
 def _on_disk(shape: tuple[int, ...], wanted: Wanted) -> Pixels:
@@ -65,3 +66,12 @@ def _on_disk(shape: tuple[int, ...], wanted: Wanted) -> Pixels:
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=root) as file:
         return np.memmap(file, kind, "w+", shape=shape)
+
+
+def summary(skipped: Mapping[str, str]) -> str:
+    """How many files were left out, and the reasons: no name of a file."""
+    if not skipped:
+        return ""
+    reasons = Counter(_REST.sub("", reason.removeprefix("it: ")) for reason in skipped.values())
+    shown = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common(_SHOWN))
+    return f"{len(skipped)} files left out ({shown}{'; …' if len(reasons) > _SHOWN else ''})"

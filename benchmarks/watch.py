@@ -7,7 +7,7 @@ import os
 import threading
 from pathlib import Path
 
-MARK = "PEERS_MARK"
+MARK = "FEDPPD_BENCH_MARK"
 _TICK = os.sysconf("SC_CLK_TCK")
 _EVERY_S = 0.5
 
@@ -30,9 +30,13 @@ class Watch:
 
     def cpu_seconds(self) -> float:
         """Of all processes so far, those that have ended included, as of their last sample."""
+        return sum(self.by_process().values())
+
+    def by_process(self) -> dict[int, float]:
+        """The same by process id."""
         for pid in self.processes():
             self._note_cpu(pid)
-        return sum(self._cpu.values())
+        return dict(self._cpu)
 
     def processes(self) -> list[int]:
         return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and self._ours(int(entry))]
