@@ -2,8 +2,8 @@
 
     python benchmarks/prediction_sets.py RUN
 
-The thresholds come from the calibration rows at the run's temperature, whatever `evaluation.conformal` says; a run of
-an earlier version has none in its card.
+The thresholds come from the run's calibration rows, at its temperature, whatever `evaluation.conformal` says: cards of
+earlier versions have none.
 """
 
 import sys

@@ -5,16 +5,21 @@
 3. beside a candidate as a canary, for half of it.
 
     python benchmarks/serve_trial.py RUN [--seconds 5] [--connections 16] [--rounds 7]
+    python benchmarks/serve_trial.py RUN --cpu
 
-They take turns, each turn in another order; medians over the rounds are shown, with the ratio to the first.
+They take turns, each turn in another order; medians over the rounds are shown, with the ratio to the first. `--cpu`
+takes the application alone, without Ray and network, and counts processor time, which means something on a busy
+machine too.
 """
 
 import argparse
+import asyncio
 import json
 import random
 import statistics
 import tempfile
-from contextlib import ExitStack
+import time
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +33,7 @@ from fedppd_ray.runs.remote import read_file
 
 _NAMES = {"wait": "no trial", "shadow": "a shadow of all", "canary": "a canary of half"}
 _SHARES = {"wait": 0.0, "shadow": 1.0, "canary": 0.5}
+_REQUESTS = 640  # of a turn of --cpu
 _ENDLESS = LiveGates(requests=10**9)
 
 
@@ -42,10 +48,14 @@ def make_registry(folder: Path, run: Path, mode: Mode) -> Path:
     return folder / mode
 
 
-def measure(run: Path, seconds: float, connections: int, rounds: int) -> None:
+def one_image(run: Path) -> bytes:
     size = json.loads(read_file(run, student_file(CARD)))["input"]
     image = np.random.default_rng(0).integers(0, 256, (1, size["height"], size["width"]))
-    request = http_request(json.dumps({"instances": image.tolist()}).encode(), "application/json")
+    return json.dumps({"instances": image.tolist()}).encode()
+
+
+def measure(run: Path, seconds: float, connections: int, rounds: int) -> None:
+    request = http_request(one_image(run), "application/json")
     found: dict[tuple[str, int], list[Load]] = {}
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as services:
         registries = {mode: make_registry(Path(temporary), run, mode) for mode in _NAMES}
@@ -73,13 +83,63 @@ def show(found: dict[tuple[str, int], list[Load]], counts: tuple[int, int]) -> N
             )
 
 
+async def measure_cpu(run: Path, connections: int, rounds: int) -> None:
+    import httpx
+    import torch
+
+    from serve.app import create_app
+    from serve.metrics import Metrics
+    from serve.predictor import Predictor
+    from serve.settings import Settings
+
+    torch.set_num_threads(1)
+    body, headers = one_image(run), {"Content-Type": "application/json"}
+    found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in _NAMES}
+    with tempfile.TemporaryDirectory() as temporary:
+        async with AsyncExitStack() as stack:
+            clients = {}
+            for mode in _NAMES:
+                settings = Settings(run=str(make_registry(Path(temporary), run, mode)), threads=1)
+                app = create_app(Predictor(settings, Metrics()), settings)
+                await stack.enter_async_context(app.router.lifespan_context(app))
+                transport = httpx.ASGITransport(app=app)
+                clients[mode] = await stack.enter_async_context(
+                    httpx.AsyncClient(transport=transport, base_url="http://service", headers=headers)
+                )
+            await asyncio.sleep(3)  # until the candidates are loaded
+
+            async def ask(client: httpx.AsyncClient) -> None:
+                for _ in range(_REQUESTS // connections):
+                    (await client.post("/predict", content=body)).raise_for_status()
+
+            for _ in range(rounds):
+                for mode in random.sample(list(clients), len(clients)):
+                    whole, loop = time.process_time(), time.thread_time()
+                    await asyncio.gather(*(ask(clients[mode]) for _ in range(connections)))
+                    found[mode].append((time.process_time() - whole, time.thread_time() - loop))
+    print(f"{'one image per request':24}{'ms of all threads':>18}{'of the event loop':>18}   ratios")
+    for mode, name in _NAMES.items():
+        shown = [1000 * statistics.median(values) / _REQUESTS for values in zip(*found[mode], strict=True)]
+        ratios = [
+            statistics.median(
+                mine[which] / alone[which] for mine, alone in zip(found[mode], found["wait"], strict=True)
+            )
+            for which in (0, 1)
+        ]
+        print(f"{name:24}{shown[0]:>18.3f}{shown[1]:>18.3f}   {ratios[0]:.3f}  {ratios[1]:.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cpu", action="store_true", help="processor time of the application alone")
     arguments = parser.parse_args()
+    if arguments.cpu:
+        asyncio.run(measure_cpu(arguments.run, arguments.connections, arguments.rounds))
+        return
     measure(arguments.run, arguments.seconds, arguments.connections, arguments.rounds)
 
 

@@ -77,10 +77,10 @@ def create_app(predictor: Predictor, settings: Settings) -> FastAPI:
         watchers = [Watcher(predictor.refresh, settings.poll_seconds)] if predictor.watching else []
         watchers += [Watcher(tokens.refresh, settings.poll_seconds)] if settings.token_file else []
         watchers += [Watcher(replicas.write, WRITE_SECONDS)] if replicas else []
+        watchers.append(Watcher(answerer.drift.step, STEP_SECONDS, answerer.drift.begin))
         if (trial := predictor.trial) is not None:
             trial.start()
             watchers.append(Watcher(trial.refresh, settings.poll_seconds))
-        watchers.append(Watcher(answerer.drift.step, STEP_SECONDS, answerer.drift.begin))
         for watcher in watchers:
             watcher.start()
         answerer.start()

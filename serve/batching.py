@@ -51,53 +51,64 @@ class Batcher:
         return await job.answer
 
     async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
         while jobs := self._take():
-            student = jobs[0].student
+            answered = [(group, await self._answers(group)) for group in _by_student(jobs)]
+            # Let new ones queue before the next pass, and these callers answer together.
+            await asyncio.sleep(0)
+            for group, answers in answered:
+                _deliver(group, answers)
+
+    async def _answers(self, jobs: list[_Job]) -> Floats | Exception:
+        """One pass for jobs of one student; what goes wrong belongs to these callers, and the worker goes on."""
+        student = jobs[0].student
+        try:
             rows = jobs[0].values if len(jobs) == 1 else np.concatenate([job.values for job in jobs])
             self._observe(len(rows))
-            try:
-                if student.is_quick(len(rows)):
-                    # Cheaper than two thread switches, and too short to be felt by other requests.
-                    answers = student.log_probabilities(rows)
-                    # Let these callers answer, and new ones queue, before the next pass.
-                    await asyncio.sleep(0)
-                else:
-                    answers = await loop.run_in_executor(self._shared, student.log_probabilities, rows)
-            except Exception as error:  # belongs to the callers, who wait for an answer; the worker goes on
-                for job in jobs:
-                    if not job.answer.done():
-                        job.answer.set_exception(error)
-                continue
-            start = 0
-            for job in jobs:
-                stop = start + len(job.values)
-                if not job.answer.done():
-                    job.answer.set_result(answers[start:stop])
-                start = stop
+            if student.is_quick(len(rows)):
+                # Cheaper than two thread switches, and too short to be felt by other requests.
+                return student.log_probabilities(rows)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._shared, student.log_probabilities, rows)
+        except Exception as error:
+            return error
 
     def _take(self) -> list[_Job]:
-        """Waiting jobs for the student of the first, as many as fit a pass; callers who left are skipped."""
+        """The longest run of waiting jobs that fits a pass; callers who left are skipped."""
         jobs: list[_Job] = []
-        others: list[_Job] = []  # after a hot reload, or beside a canary: each gets the student it was validated for
         rows = 0
         while self._waiting:
             job = self._waiting[0]
             if not job.answer.done():
-                if jobs and job.student is not jobs[0].student:
-                    others.append(job)
-                elif jobs and rows + len(job.values) > self._max_rows:
+                if jobs and rows + len(job.values) > self._max_rows:
                     break
-                else:
-                    jobs.append(job)
-                    rows += len(job.values)
+                jobs.append(job)
+                rows += len(job.values)
             self._waiting.popleft()
-        self._waiting.extendleft(reversed(others))
         return jobs
 
     def close(self) -> None:
         self._shared.shutdown(wait=True)
         self._large.shutdown(wait=True)
+
+
+def _by_student(jobs: list[_Job]) -> list[list[_Job]]:
+    """After a hot reload, and beside a canary, two students are asked: each request gets the one it was checked for."""
+    groups: dict[int, list[_Job]] = {}
+    for job in jobs:
+        groups.setdefault(id(job.student), []).append(job)
+    return list(groups.values())
+
+
+def _deliver(jobs: list[_Job], answers: Floats | Exception) -> None:
+    start = 0
+    for job in jobs:
+        stop = start + len(job.values)
+        if not job.answer.done():
+            if isinstance(answers, Exception):
+                job.answer.set_exception(answers)
+            else:
+                job.answer.set_result(answers[start:stop])
+        start = stop
 
 
 def _begin(threads: int | None, patient: bool) -> None:

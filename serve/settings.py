@@ -65,17 +65,15 @@ class Settings(BaseModel):
         None, description="Where replicas write their metrics, so that each can answer for all; None: for itself."
     )
     otlp_endpoint: str | None = Field(None, description="An OpenTelemetry collector, for traces by OTLP/HTTP.")
-    trial_budget: float = Field(
-        0.02, gt=0, le=1, description="Share of a core that comparing a candidate with the current student may take."
-    )
-    drift_seconds: float = Field(
-        900.0, ge=1, le=86_400, description="How often served rows are compared with known ones."
-    )
+    drift_seconds: float = Field(900.0, ge=1, le=86_400, description="How often rows are compared with known ones.")
     drift_false_alarms: float = Field(
         0.01, gt=0, lt=1, description="Share of days with a drift alarm in a replica, where nothing has changed."
     )
     drift_webhook: str | None = Field(
         None, pattern="^https?://", description="Gets a POST with JSON when drift begins, and when it ends."
+    )
+    trial_budget: float = Field(
+        0.02, gt=0, le=1, description="Share of a core that comparing a candidate with the current student may take."
     )
     access_log: str | None = Field(None, description="A file that gets one JSON line for each request.")
 

@@ -6,25 +6,27 @@ from pathlib import Path
 from fedppd_ray.data.cache import cache_root
 
 LOG = "clients.log"  # in the cache folder of the client's own machine
-# What a table's reader says of one cell.
+# What readers say of one cell of a table, of one label.
 _CELL = re.compile(r"row \d+, column ('.*?'): .* (?=is none of |is not a number)", re.DOTALL)
+_LABEL = re.compile(r", and row \d+ has -?\d+")
+# Names that say nothing.
+_PLAIN = ("images.npy", "labels.npy", "writers.npy", "dataset.json", "table.csv", "table.parquet")
 
 
 def discreet(error: Exception, places: list[Path]) -> str:
-    """The same in other words: whatever lies under these places is `a file`, the place itself `its data`."""
+    """The same in other words: what lies under these places is a file or a folder, the place itself is `its data`."""
     text, whole = str(error), str(error)
     for place in places:
         absolute = place.expanduser().absolute()
+        for name in _PLAIN:
+            text = text.replace(str(absolute / name), name)
         for path in sorted(absolute.rglob("*"), key=lambda path: len(str(path)), reverse=True):
-            text = text.replace(str(path), "a file").replace(path.name, "a file")
+            text = text.replace(str(path), "a folder" if path.is_dir() else "a file")
         text = text.replace(str(absolute), "its data").replace(str(place), "its data")
-    text = _CELL.sub(r"a row, column \1: a value ", text)
-    cached = cache_root()
-    if str(cached) in text:
-        text = text.replace(str(cached), "its cache")
+    text = _LABEL.sub("", _CELL.sub(r"a row, column \1: a value ", text)).replace(str(cache_root()), "its cache")
     if text != whole:
         _keep(whole)
-        text += f"; {LOG} in the cache folder of its own machine says which"
+        text += f" ({LOG} in the cache folder of its own machine says which)"
     return text
 
 

@@ -6,12 +6,19 @@ server. Where a client's own work takes milliseconds, that was more than the wor
 
 from math import ceil
 
-# A bundle is as good as lost when the deadline passes in the middle of it, so it stays well below any deadline.
-# Twice as much would save up to half of the calls, but the weights on their way to the server would take twice the
-# memory.
+# A bundle's work at most, where actors are few: the weights on their way to the server take memory.
 BUNDLE_S = 0.1
-# Less is not worth a call where there is more for every actor. The last actor ends at most that much after the others.
-LEAST_S = 0.04
+# With many actors the driver has to get round to all of them while one works: so much for each, with room to spare.
+TURN_S = 0.01
+# A bundle is as good as lost when the deadline passes in the middle of it, so it stays well below any deadline.
+LONGEST_S = 1.0
+# Of the most: less is not worth a call where every actor has that much left. Nobody ends later than that after others.
+LEAST = 0.4
+
+
+def bundle_seconds(actors: int) -> float:
+    """How long an actor works on a bundle at most."""
+    return min(LONGEST_S, max(BUNDLE_S, TURN_S * actors))
 
 
 def bundle_size(waiting: int, actors: int, seconds: float | None) -> int:
@@ -22,6 +29,6 @@ def bundle_size(waiting: int, actors: int, seconds: float | None) -> int:
     """
     if seconds is None:
         return 1
-    most, least = (int(limit / max(seconds, 1e-9)) for limit in (BUNDLE_S, LEAST_S))
+    most = bundle_seconds(actors) / max(seconds, 1e-9)
     even, half = ceil(waiting / actors), ceil(waiting / (2 * actors))
-    return max(1, min(most, even, max(least, half)))
+    return max(1, min(int(most), even, max(int(LEAST * most), half)))

@@ -21,7 +21,6 @@ from tests.sites.house import free_port, make_certificates, wait_for
 
 # What the others tell without being asked; and as few rows as these tests have.
 OPEN = {
-    "class_counts: false": "class_counts: true",
     "figures: false": "figures: true",
     "fewest_rows: 10": "fewest_rows: 1",
 }

@@ -18,8 +18,8 @@ SIDE = 12
 TEN_LINES = """\
 name: {name}
 data: {{name: {kind}, root: {root}/common{table}}}
-federation: {{rounds: 3, share_class_counts: true}}
-client: {{epochs: 3, batch_size: 20}}
+federation: {{rounds: 8, share_class_counts: true}}
+client: {{epochs: 5, batch_size: 20}}
 evaluation: {{coverage: 0.9}}
 clients:
   berlin: {{data: {root}/berlin{suffix}}}
@@ -35,7 +35,7 @@ def write_pictures(folder: Path, rows: int, seed: int) -> None:
     for row in range(rows):
         upper = row % 2
         image = generator.integers(0, 200, (SIDE, SIDE)).astype(np.uint8)
-        image[slice(0, SIDE // 2) if upper else slice(SIDE // 2, SIDE)] += 50
+        image[slice(0, SIDE // 2) if upper else slice(SIDE // 2, SIDE)] += 12
         place = folder / ("upper" if upper else "lower")
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(place / f"patient-{seed}-{row:03d}.png")

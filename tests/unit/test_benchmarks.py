@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedppd_ray.runtime.bundles import BUNDLE_S, LEAST_S, bundle_size
+from fedppd_ray.runtime.bundles import BUNDLE_S, LONGEST_S, TURN_S, bundle_seconds, bundle_size
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPTS = ("round_overhead", "server", "scaling", "evaluation_share", "serve_attack", "site_overhead", "batch_predict")
@@ -51,11 +51,17 @@ def test_clients_of_unknown_or_long_duration_go_one_by_one() -> None:
 
 
 def test_a_bundle_is_half_of_an_even_share_between_its_time_limits() -> None:
-    assert bundle_size(40, 2, LEAST_S / 4) == 10
-    assert bundle_size(1000, 2, BUNDLE_S / 10) == 10
-    assert bundle_size(12, 2, LEAST_S / 4) == 4
+    assert bundle_size(40, 2, BUNDLE_S / 16) == 10
+    assert bundle_size(1000, 2, BUNDLE_S / 16) == 16
+    assert bundle_size(20, 2, BUNDLE_S / 16) == 6
 
 
 def test_a_bundle_is_never_more_than_an_even_share() -> None:
-    assert bundle_size(12, 2, LEAST_S / 1000) == 6
-    assert bundle_size(1, 8, LEAST_S / 1000) == 1
+    assert bundle_size(12, 2, BUNDLE_S / 1000) == 6
+    assert bundle_size(1, 8, BUNDLE_S / 1000) == 1
+
+
+def test_the_driver_gets_round_to_all_actors_while_one_works_on_a_bundle() -> None:
+    for actors in (2, 32, 100):
+        assert bundle_seconds(actors) >= TURN_S * actors
+    assert bundle_seconds(1000) == LONGEST_S

@@ -166,7 +166,7 @@ def test_an_error_says_what_is_wrong_and_not_where(tmp_path: Path, what: str) ->
     with pytest.raises(DataError) as raised:
         ClientWorker(config, ["oslo"]).describe()
     text = str(raised.value)
-    assert text.startswith("oslo: a file: ")
+    assert text.startswith("oslo: a file: " if what == "read" else "oslo: a folder: ")
     assert ("cannot be read as an image" if what == "read" else "a folder of no class") in text
     assert "Jane" not in text
     assert "secret place" not in text
