@@ -23,7 +23,7 @@ Tiny = Callable[..., Config]
 Name = tuple[str, int, str]  # stream, round, client
 
 # Derived anew wherever they are needed, so that all parts of a run agree: the same numbers on purpose.
-SHARED = ("partition", "init/", "construct/", "ood/", "swag/", "active/start", "active/random")
+SHARED = ("partition", "init/", "construct/", "ood/", "swag/", "active/start", "active/random", "drift")
 
 
 @pytest.fixture
