@@ -106,8 +106,12 @@ def export_again(run: Path, round_id: int) -> str:
     with torch.no_grad():
         model.weights.mul_(1 + 1e-4)
     config = RunStore(run).config()
-    export_student(run, config, round_id, model, card["metrics"], card["abstention"])
+    export_student(run, config, round_id, model, card["metrics"], card["abstention"], calibration_of(card))
     return str(read_student(run)[0]["version"])
+
+
+def calibration_of(card: dict[str, Any]) -> dict[str, Any]:
+    return {key: card[key] for key in ("temperature", "score", "conformal", "ood", "drift") if key in card}
 
 
 def miscalibrated(run: Path, round_id: int) -> None:
@@ -118,5 +122,5 @@ def miscalibrated(run: Path, round_id: int) -> None:
         last.weight.mul_(0.2)
         last.bias.mul_(0.2)
     # Calibrated anew, the temperature would mend it.
-    kept = {key: card[key] for key in ("temperature", "score", "conformal", "ood") if key in card}
-    export_student(run, RunStore(run).config(), round_id, model, card["metrics"], card["abstention"], kept)
+    config = RunStore(run).config()
+    export_student(run, config, round_id, model, card["metrics"], card["abstention"], calibration_of(card))
