@@ -106,16 +106,21 @@ def export_again(run: Path, round_id: int) -> str:
     with torch.no_grad():
         model.weights.mul_(1 + 1e-4)
     config = RunStore(run).config()
-    export_student(run, config, round_id, model, card["metrics"], card["abstention"])
+    export_student(run, config, round_id, model, card["metrics"], card["abstention"], calibration_of(card))
     return str(read_student(run)[0]["version"])
 
 
+def calibration_of(card: dict[str, Any]) -> dict[str, Any]:
+    return {key: card[key] for key in ("temperature", "score", "conformal", "ood", "drift") if key in card}
+
+
 def miscalibrated(run: Path, round_id: int) -> None:
-    """The same labels as before, with far too little confidence: the last layer's weights by a fifth."""
-    _, model = read_student(run)
+    """The same labels as before, far too little confidence: the last layer by a fifth, the calibration of before."""
+    card, model = read_student(run)
     last = [part for part in model.module.modules() if isinstance(part, torch.nn.Linear)][-1]
     with torch.no_grad():
         last.weight.mul_(0.2)
         last.bias.mul_(0.2)
+    # Calibrated anew, the temperature would mend it.
     config = RunStore(run).config()
-    export(run, config, model, round_id, HeldOut(config))
+    export_student(run, config, round_id, model, card["metrics"], card["abstention"], calibration_of(card))

@@ -26,7 +26,7 @@ from serve.settings import Settings
 from serve.student import ServedStudent
 from serve.trial import Running
 from tests.service.conftest import Client
-from tests.service.exports import export_again, untrained_colour
+from tests.service.exports import calibration_of, export_again, untrained_colour
 from tests.service.live import wait_for
 
 OPEN = "offline: {accuracy: {at_least: 50}}\nlive: {requests: 20, latency: null}\n"
@@ -144,7 +144,8 @@ def contrary(run: Path) -> None:
     tensors = dict(model.module.named_parameters())
     for name in ("out.weight", "out.bias"):
         tensors[name].data.copy_(tensors[name].data.roll(1, 0))
-    export_student(run, RunStore(run).config(), card["round"], model, card["metrics"], card["abstention"])
+    config = RunStore(run).config()
+    export_student(run, config, card["round"], model, card["metrics"], card["abstention"], calibration_of(card))
 
 
 def test_a_shadow_is_never_returned_and_one_that_disagrees_is_rolled_back(
