@@ -72,6 +72,7 @@ def test_kill_9_of_the_driver_and_resume_give_the_same_bits(uninterrupted, tmp_p
     out = tmp_path / "run"
     driver = start(out)
     wait_for(lambda: rounds_done(out) >= after_round and (out / "config.yaml").exists(), 90, "the round")
+    os.kill(driver.pid, signal.SIGSTOP)  # alive, and not finished before the second process has looked
     second = fedppd("resume", out, "--serial")
     assert second.returncode == 2
     assert f"process {driver.pid} on {socket.gethostname()}" in second.stderr
