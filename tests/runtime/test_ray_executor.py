@@ -110,7 +110,7 @@ def test_a_bundle_that_dies_with_its_process_is_sent_again_one_by_one_and_is_nob
 
     def kill_soon(round_id: int) -> None:
         if round_id == 2:
-            executor.clients._seconds = 1e-3  # however slow the machine: the first calls carry two clients
+            executor.clients._seconds = 1e-3  # however slow the machine: the first calls carry four clients
             os.kill(victim, signal.SIGSTOP)
             threading.Timer(1.0, os.kill, (victim, signal.SIGKILL)).start()
 
@@ -118,7 +118,7 @@ def test_a_bundle_that_dies_with_its_process_is_sent_again_one_by_one_and_is_nob
     state = run(config, tmp_path / "ray", executor, observer)
     assert observer.failures == []
     assert [record["clients"] for record in observer.records] == [8, 8]
-    assert len(alone) == 2
+    assert len(alone) == 4
     assert_same_bits(state, run(config, tmp_path / "serial", SerialExecutor(config, client_ids(8)), Recorder()))
 
 

@@ -163,10 +163,10 @@ def test_native_stack_frames_and_paths_are_left_out() -> None:
 
 def test_a_card_of_a_newer_version_may_say_more(own_run: Path) -> None:
     predictor = predictor_of(own_run)
-    change_card(own_run, conformal={"method": "LAC"}, round=9)
+    change_card(own_run, watermark={"kind": "none"}, round=9)
     change_abstention(own_run, score="entropy")
     assert predictor.refresh() is True
-    assert predictor.current.card["conformal"] == {"method": "LAC"}
+    assert predictor.current.card["watermark"] == {"kind": "none"}
 
 
 def test_a_mended_export_is_taken(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
