@@ -1,5 +1,6 @@
 """What clients hold: their part of a data set, or a folder of their own on the node where they live."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from fedppd_ray.data.table import read_table_file
 from fedppd_ray.errors import DataError
 from fedppd_ray.seeding import numpy_generator_for
 
+log = logging.getLogger(__name__)
+
 
 def prepare_data(config: Config) -> None:
     """Parse ahead of a run all that it will read here, and deal the rows once.
@@ -27,7 +30,11 @@ def prepare_data(config: Config) -> None:
     What is missing is missed, and what cannot be dealt refused, before the first round.
     """
     info = config.dataset
-    prepare(config.data.name, config.data.root, ("train", "test") if needs_train(config) else ("test",), info)
+    parts = ("train", "test") if needs_train(config) else ("test",)
+    prepare(config.data.name, config.data.root, parts, info)
+    for part in parts:
+        if left_out := summary(getattr(dataset_of(config), part).skipped):
+            log.warning("%s: %s", part, left_out)
     if needs_train(config):
         dealt = partition_of(config, dataset_of(config).train).clients
         for client, rows in zip(config.client_names, dealt, strict=False):
