@@ -32,14 +32,14 @@ demo: $(VENV)/.package
 	$(BIN)/fedppd train configs/quickstart.yaml --out $(RUN)
 	$(BIN)/fedppd evaluate $(RUN)
 	$(BIN)/fedppd data sample mnist5k $(RUN)/digit.png
-	$(BIN)/fedppd data sample glyphs $(RUN)/letter.png --index 4
+	$(BIN)/fedppd data sample glyphs $(RUN)/letter.png --index 5
 	$(BIN)/fedppd predict $(RUN) $(RUN)/digit.png $(RUN)/letter.png
 	@echo
 	@echo "What to try next:"
 	@echo "  open $(RUN)/report.html                        figures, plots, who holds what"
 	@echo "  $(BIN)/fedppd serve $(RUN)               a page to draw on and an API at http://127.0.0.1:8000"
 	@echo "  $(BIN)/fedppd predict $(RUN) IMAGE.png   a digit of your own, white on black"
-	@echo "  $(BIN)/fedppd train configs/quickstart.yaml --out $(RUN) --resume --set federation.rounds=40"
+	@echo "  $(BIN)/fedppd resume $(RUN) --set federation.rounds=40"
 
 demo-sites: $(VENV)/.package
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh demos/sites.sh runs/demo-sites
