@@ -14,7 +14,7 @@ from fedppd_ray.data.discretion import discreet
 from fedppd_ray.data.folder import read_folder
 from fedppd_ray.data.mapped import rows_of
 from fedppd_ray.data.partition import Indices, Partition, partition
-from fedppd_ray.data.parts import Split
+from fedppd_ray.data.parts import PartName, Split
 from fedppd_ray.data.readers import tables
 from fedppd_ray.data.readers.images import summary
 from fedppd_ray.data.table import read_table_file
@@ -30,7 +30,7 @@ def prepare_data(config: Config) -> None:
     What is missing is missed, and what cannot be dealt refused, before the first round.
     """
     info = config.dataset
-    parts = ("train", "test") if needs_train(config) else ("test",)
+    parts: tuple[PartName, ...] = ("train", "test") if needs_train(config) else ("test",)
     prepare(config.data.name, config.data.root, parts, info)
     for part in parts:
         if left_out := summary(getattr(dataset_of(config), part).skipped):
